@@ -1,0 +1,171 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"aenv/envd/internal/session"
+)
+
+const (
+	maxInitSize = 1 << 20 // bytes of JSON
+	minEntropy  = 32      // bytes: what makes the kernel's generator unpredictable again
+
+	// clockSlack is how far the guest's clock may be ahead before it is set back. Within it the difference is
+	// just the time that the request took, and a clock that goes back confuses programs.
+	clockSlack = time.Second
+)
+
+// initRequest is the body of POST /init. Absent parts leave things as they are.
+type initRequest struct {
+	EnvVars        map[string]string `json:"envVars"`
+	AccessToken    *string           `json:"accessToken"` // "" removes the token
+	Timestamp      *timestamp        `json:"timestamp"`
+	DefaultUser    *string           `json:"defaultUser"`
+	DefaultWorkdir *string           `json:"defaultWorkdir"`
+	Hostname       string            `json:"hostname"`
+	SandboxID      string            `json:"sandboxId"`
+	TemplateID     string            `json:"templateId"`
+	Entropy        []byte            `json:"entropy"`
+}
+
+// timestamp is a point in time: RFC 3339 text, or nanoseconds since 1970 as a number.
+type timestamp struct{ time.Time }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (t *timestamp) UnmarshalJSON(data []byte) error {
+	text := strings.Trim(string(data), `"`)
+	if ns, err := strconv.ParseInt(text, 10, 64); err == nil {
+		t.Time = time.Unix(0, ns)
+		return nil
+	}
+	parsed, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return fmt.Errorf("timestamp %q is neither RFC 3339 nor nanoseconds", text)
+	}
+	t.Time = parsed
+	return nil
+}
+
+// init gives the guest its identity. After a capture it also ends the freeze, as its last step: no user process runs
+// before it has the right time and fresh randomness.
+func (s *Server) init(w http.ResponseWriter, r *http.Request) {
+	s.capture.Lock()
+	defer s.capture.Unlock()
+	if !s.captured && !s.session.Authorized(r.Header.Get(tokenHeader)) {
+		writeError(w, http.StatusUnauthorized, unauthorized)
+		return
+	}
+	var req initRequest
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInitSize)).Decode(&req); err != nil {
+		writeError(w, http.StatusBadRequest, "malformed body: "+err.Error())
+		return
+	}
+	if err := req.validate(); err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	if err := s.apply(r, &req); err != nil {
+		writeError(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (r *initRequest) validate() error {
+	if r.Entropy != nil && len(r.Entropy) < minEntropy {
+		return fmt.Errorf("entropy must be at least %d bytes, not %d", minEntropy, len(r.Entropy))
+	}
+	for name, value := range r.EnvVars {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(value, "\x00") {
+			return fmt.Errorf("not an environment variable: %q", name)
+		}
+	}
+	return nil
+}
+
+// apply does what the request says, in the order that keeps two restores of one snapshot from being twins.
+// The caller holds capture.
+func (s *Server) apply(r *http.Request, req *initRequest) error {
+	if req.Timestamp != nil {
+		if ahead := time.Since(req.Timestamp.Time); ahead < 0 || ahead > clockSlack {
+			if err := s.guest.SetClock(req.Timestamp.Time); err != nil {
+				return fmt.Errorf("set the clock: %w", err)
+			}
+		}
+	}
+	if req.Entropy != nil {
+		if err := s.guest.AddEntropy(req.Entropy); err != nil {
+			return fmt.Errorf("add entropy: %w", err)
+		}
+	}
+	if req.Hostname != "" {
+		if err := s.guest.SetHostname(req.Hostname); err != nil {
+			return fmt.Errorf("set the hostname: %w", err)
+		}
+	}
+	s.session.Update(req.change())
+	if !s.captured {
+		return nil
+	}
+	s.conns.dropOthers(r.Context())
+	return s.thaw(true)
+}
+
+func (r *initRequest) change() session.Change {
+	env := map[string]string{"E2B_SANDBOX": "true"}
+	for name, value := range r.EnvVars {
+		env[name] = value
+	}
+	if r.SandboxID != "" {
+		env["E2B_SANDBOX_ID"] = r.SandboxID
+	}
+	if r.TemplateID != "" {
+		env["E2B_TEMPLATE_ID"] = r.TemplateID
+	}
+	return session.Change{Env: env, Token: r.AccessToken, User: r.DefaultUser, Workdir: r.DefaultWorkdir}
+}
+
+// freeze stops every user process, for a capture. It does nothing if they are stopped already.
+func (s *Server) freeze(w http.ResponseWriter, _ *http.Request) {
+	s.capture.Lock()
+	defer s.capture.Unlock()
+	if !s.captured {
+		s.processes.Hold()
+		if err := s.guest.Freeze(); err != nil {
+			s.processes.Release(false)
+			writeError(w, http.StatusInternalServerError, "freeze user processes: "+err.Error())
+			return
+		}
+		s.captured = true
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// unfreeze lets user processes run on in the VM that was captured.
+func (s *Server) unfreeze(w http.ResponseWriter, _ *http.Request) {
+	s.capture.Lock()
+	defer s.capture.Unlock()
+	if s.captured {
+		if err := s.thaw(false); err != nil {
+			writeError(w, http.StatusInternalServerError, err.Error())
+			return
+		}
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// thaw ends the freeze. restored says that this VM is not the one that was captured. The caller holds capture.
+func (s *Server) thaw(restored bool) error {
+	if err := s.guest.Thaw(); err != nil {
+		return errors.Join(errors.New("thaw user processes"), err)
+	}
+	s.captured = false
+	s.processes.Release(restored)
+	return nil
+}

@@ -1,0 +1,126 @@
+// Package server is envd's HTTP server: one port with the REST routes, the Connect services and their protection.
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"aenv/envd/internal/connect"
+	"aenv/envd/internal/files"
+	"aenv/envd/internal/filesystem"
+	"aenv/envd/internal/guestos"
+	"aenv/envd/internal/metrics"
+	"aenv/envd/internal/process"
+	"aenv/envd/internal/session"
+)
+
+// DefaultPort is the port at which E2B clients expect envd in the guest.
+const DefaultPort = 49983
+
+const (
+	// headerTimeout bounds how long a request's header may take: it keeps half-open connections from piling up.
+	headerTimeout = 10 * time.Second
+
+	// TCP asks a silent peer whether it is still there, so that connections of a vanished host end.
+	keepAliveIdle, keepAliveInterval, keepAliveCount = 60 * time.Second, 10 * time.Second, 3
+)
+
+// Guest is what the server does to the guest's kernel.
+type Guest struct {
+	SetClock    func(time.Time) error
+	AddEntropy  func([]byte) error
+	SetHostname func(string) error
+	Freeze      func() error
+	Thaw        func() error
+}
+
+// RealGuest acts on the kernel envd runs on.
+func RealGuest() Guest {
+	return Guest{guestos.SetClock, guestos.AddEntropy, guestos.SetHostname, guestos.Freeze, guestos.Thaw}
+}
+
+// Server holds the state behind the routes.
+type Server struct {
+	guest     Guest
+	session   *session.State
+	processes *process.Manager
+	mux       *http.ServeMux
+	conns     connections
+
+	capture  sync.Mutex // serialises /init, /freeze and /unfreeze
+	captured bool       // user processes are frozen so that the VM can be captured
+}
+
+// New returns a server with all routes.
+func New(guest Guest) *Server {
+	state := session.New()
+	s := &Server{guest: guest, session: state, processes: process.NewManager(state), mux: http.NewServeMux()}
+	s.mux.HandleFunc("POST /init", s.init)
+	s.mux.HandleFunc("POST /freeze", s.freeze)
+	s.mux.HandleFunc("POST /unfreeze", s.unfreeze)
+	s.mux.HandleFunc("GET /envs", s.envs)
+	s.mux.HandleFunc("/", notFound)
+	s.processes.Register(s.mux)
+	files.Register(s.mux, state)
+	filesystem.Register(s.mux, state)
+	metrics.Register(s.mux)
+	return s
+}
+
+// Run serves on a port of all addresses until it fails.
+func Run(port int) error {
+	config := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: keepAliveIdle, Interval: keepAliveInterval, Count: keepAliveCount,
+	}}
+	listener, err := config.Listen(context.Background(), "tcp", ":"+strconv.Itoa(port))
+	if err != nil {
+		return err
+	}
+	return New(RealGuest()).Serve(listener)
+}
+
+// Serve serves on listener, and closes it when it returns.
+func (s *Server) Serve(listener net.Listener) error {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	server := &http.Server{
+		Handler:           s,
+		Protocols:         protocols,
+		ReadHeaderTimeout: headerTimeout,
+		ConnState:         s.conns.track,
+		ConnContext:       s.conns.remember,
+	}
+	return server.Serve(listener)
+}
+
+func (s *Server) envs(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, s.session.Env())
+}
+
+func notFound(w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.Header.Get("Content-Type"), "application/connect+") || r.Header.Get("Connect-Protocol-Version") != "" {
+		connect.WriteError(w, connect.Errorf(connect.Unimplemented, "no such procedure: %s", r.URL.Path))
+		return
+	}
+	writeError(w, http.StatusNotFound, "no such route: "+r.Method+" "+r.URL.Path)
+}
+
+func writeError(w http.ResponseWriter, status int, message string) {
+	writeJSON(w, status, struct {
+		Code    int    `json:"code"`
+		Message string `json:"message"`
+	}{status, message})
+}
+
+func writeJSON(w http.ResponseWriter, status int, value any) {
+	body, _ := json.Marshal(value)
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}

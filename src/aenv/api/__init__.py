@@ -1,0 +1,1 @@
+"""The HTTP edge: authorise, parse, call one service, shape the answer. Knows nothing of virtual machines."""

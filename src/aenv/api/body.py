@@ -1,0 +1,58 @@
+"""Request bodies: read within a bound, whatever their content type, and checked by a pydantic model."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from aenv.api.errors import validation_message
+from aenv.errors import InvalidRequest
+
+MAX_BODY = 1 << 20
+"""Bytes. The largest legitimate body, a create with much metadata, is far below."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is over `MAX_BODY`."""
+
+    status = 413
+
+    def __init__(self) -> None:
+        super().__init__(f"the request body is larger than {MAX_BODY} bytes")
+
+
+def json_body(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
+    """A FastAPI dependency that reads a JSON body as `model`.
+
+    An absent body counts as `{}`, as SDKs differ in what they send when nothing is set. Raises
+    `InvalidRequest` with the field's name for anything that doesn't fit.
+    """
+
+    async def read(request: Request) -> Model:
+        content = await _content(request)
+        try:
+            return model.model_validate_json(content or b"{}")
+        except ValidationError as error:
+            raise InvalidRequest(validation_message(error.errors(include_url=False))) from error
+
+    return read
+
+
+async def _content(request: Request) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY:
+        raise BodyTooLarge
+    content = bytearray()
+    try:
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > MAX_BODY:
+                raise BodyTooLarge
+    except ClientDisconnect as error:
+        raise InvalidRequest("the connection ended within the request body") from error
+    return bytes(content)

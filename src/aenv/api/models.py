@@ -1,0 +1,304 @@
+"""What goes over the wire: request and response bodies with the E2B contract's names.
+
+Requests are read strictly (a number is a number, never a text that looks like one) and ignore fields the
+contract doesn't have. Responses leave out what isn't set, except the fields the contract calls nullable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from aenv.errors import AenvError
+from aenv.sandboxes.models import ENVD_VERSION, Sandbox, Template
+from aenv.sandboxes.states import State, public_state
+
+CLIENT_ID = "aenv"
+"""E2B's name for the node; SDKs require the field and make nothing of it."""
+
+Value = TypeVar("Value")
+Omitted = Annotated[Value | None, Field(exclude_if=lambda value: value is None)]
+"""A response field that is left out rather than null."""
+
+
+def _no_nul(values: dict[str, str]) -> dict[str, str]:
+    for name, value in values.items():
+        if "\0" in name or "\0" in value:
+            raise ValueError("NUL characters aren't allowed")
+    return values
+
+
+def _environment(values: dict[str, str]) -> dict[str, str]:
+    for name in values:
+        if not name or "=" in name:
+            raise ValueError(f"{name!r} can't be the name of an environment variable")
+    return _no_nul(values)
+
+
+Metadata = Annotated[dict[str, str], AfterValidator(_no_nul)]
+Environment = Annotated[dict[str, str], AfterValidator(_environment)]
+
+
+class RequestBody(BaseModel):
+    """Base of all request bodies."""
+
+    model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="ignore", frozen=True)
+
+
+class AutoResume(RequestBody):
+    """Whether traffic resumes the sandbox."""
+
+    enabled: bool
+
+
+class Network(RequestBody):
+    """E2B's network configuration. Only `allowPublicTraffic` is supported; see `unsupported`."""
+
+    allow_public_traffic: bool | None = None
+    allow_out: list[str] | None = None
+    deny_out: list[str] | None = None
+    dns_servers: list[str] | None = None
+    egress_proxy: dict[str, Any] | None = None
+    mask_request_host: str | None = None
+    https_ports: list[int] | None = None
+    rules: dict[str, Any] | None = None
+
+
+class NetworkUpdate(Network):
+    """Body of `PUT /sandboxes/{id}/network`, which replaces the configuration."""
+
+    allow_internet_access: bool | None = Field(None, alias="allow_internet_access")
+
+
+class NewSandbox(RequestBody):
+    """Body of both generations of create; `secure` belongs to the first only."""
+
+    template_id: str = Field(alias="templateID", min_length=1, max_length=512)
+    timeout: int | None = None
+    auto_pause: bool | None = None
+    auto_pause_memory: bool | None = None
+    auto_resume: AutoResume | None = None
+    secure: bool | None = None
+    allow_internet_access: bool | None = Field(None, alias="allow_internet_access")
+    network: Network | None = None
+    metadata: Metadata | None = None
+    env_vars: Environment | None = None
+    mcp: dict[str, Any] | None = None
+    iam: dict[str, Any] | None = None
+    volume_mounts: list[Any] | None = None
+
+
+class ConnectSandbox(RequestBody):
+    """Body of the old connect: the timeout must be given."""
+
+    timeout: int
+    memory: bool | None = None
+
+
+class ConnectSandboxV2(RequestBody):
+    """Body of the new connect."""
+
+    timeout: int | None = None
+    memory: bool | None = None
+
+
+class ResumeSandbox(RequestBody):
+    """Body of resume."""
+
+    timeout: int | None = None
+    auto_pause: bool | None = None
+    memory: bool | None = None
+
+
+class PauseSandbox(RequestBody):
+    """Body of pause."""
+
+    memory: bool | None = None
+    require_healthy_guest: bool | None = None
+
+
+class SetTimeout(RequestBody):
+    """Body of timeout."""
+
+    timeout: int
+
+
+class RefreshSandbox(RequestBody):
+    """Body of refreshes."""
+
+    duration: int | None = None
+
+
+class ForkSandbox(RequestBody):
+    """Body of fork."""
+
+    timeout: int | None = None
+    count: int = 1
+
+
+class NewSnapshot(RequestBody):
+    """Body of snapshot creation."""
+
+    name: str | None = Field(None, min_length=1, max_length=256)
+    memory: bool | None = None
+
+
+class ResponseBody(BaseModel):
+    """Base of all response bodies. Fields are set by their Python names."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True)
+
+
+class StartedSandbox(ResponseBody):
+    """E2B's `Sandbox`: the answer of create, connect, resume and fork."""
+
+    template_id: str = Field(alias="templateID")
+    sandbox_id: str = Field(alias="sandboxID")
+    client_id: str = Field(CLIENT_ID, alias="clientID")
+    envd_version: str = ENVD_VERSION
+    alias: Omitted[str] = None
+    envd_access_token: Omitted[str] = None
+    traffic_access_token: str | None
+    domain: str | None
+
+    @classmethod
+    def of(cls, sandbox: Sandbox, domain: str | None) -> StartedSandbox:
+        """The answer that describes `sandbox`."""
+        return cls(
+            template_id=sandbox.template_id,
+            sandbox_id=sandbox.id,
+            alias=sandbox.alias,
+            envd_access_token=sandbox.envd_token,
+            traffic_access_token=sandbox.traffic_token,
+            domain=domain,
+        )
+
+
+class Failure(ResponseBody):
+    """The contract's error body, inside another answer."""
+
+    code: int
+    message: str
+    error_code: Omitted[str] = Field(None, alias="error_code")
+
+
+class ForkResult(ResponseBody):
+    """What became of one child: exactly one of the two is set."""
+
+    sandbox: Omitted[StartedSandbox] = None
+    error: Omitted[Failure] = None
+
+    @classmethod
+    def of(cls, result: Sandbox | AenvError, domain: str | None) -> ForkResult:
+        """The answer for one child."""
+        if isinstance(result, AenvError):
+            failure = Failure(code=result.status, message=result.message, error_code=result.error_code)
+            return cls(error=failure)
+        return cls(sandbox=StartedSandbox.of(result, domain))
+
+
+class ListedSandbox(ResponseBody):
+    """One sandbox in a list."""
+
+    template_id: str = Field(alias="templateID")
+    sandbox_id: str = Field(alias="sandboxID")
+    client_id: str = Field(CLIENT_ID, alias="clientID")
+    alias: Omitted[str] = None
+    started_at: datetime
+    end_at: datetime
+    cpu_count: int
+    memory_mb: int = Field(alias="memoryMB")
+    disk_size_mb: int = Field(alias="diskSizeMB")
+    metadata: Mapping[str, str]
+    state: Literal["running", "paused"]
+    envd_version: str = ENVD_VERSION
+    envd_unresponsive_at_pause: Omitted[bool] = None
+
+    @classmethod
+    def of(cls, sandbox: Sandbox) -> ListedSandbox:
+        """The list's row for `sandbox`."""
+        return cls(**_common(sandbox))
+
+
+class Lifecycle(ResponseBody):
+    """What happens at the deadline, and on traffic after it."""
+
+    auto_resume: bool
+    on_timeout: Literal["kill", "pause"]
+
+
+class SandboxDetail(ListedSandbox):
+    """Everything about one sandbox."""
+
+    envd_access_token: Omitted[str]
+    allow_internet_access: bool | None
+    domain: str | None
+    network: Omitted[Mapping[str, Any]]
+    lifecycle: Lifecycle
+    pause_mode: Omitted[Literal["full"]]
+
+    @classmethod
+    def describe(cls, sandbox: Sandbox, domain: str | None) -> SandboxDetail:
+        """The answer that describes `sandbox` in full."""
+        return cls(
+            **_common(sandbox),
+            envd_access_token=sandbox.envd_token,
+            allow_internet_access=sandbox.allow_internet_access,
+            domain=domain,
+            network=sandbox.network or None,
+            lifecycle=Lifecycle(
+                auto_resume=sandbox.auto_resume, on_timeout="pause" if sandbox.auto_pause else "kill"
+            ),
+            pause_mode="full" if sandbox.state is State.PAUSED else None,
+        )
+
+
+def _common(sandbox: Sandbox) -> dict[str, Any]:
+    """Fields that a list and a detail share."""
+    return {
+        "template_id": sandbox.template_id,
+        "sandbox_id": sandbox.id,
+        "alias": sandbox.alias,
+        "started_at": moment(sandbox.started_at),
+        "end_at": moment(sandbox.end_at),
+        "cpu_count": sandbox.resources.cpu_count,
+        "memory_mb": sandbox.resources.memory_mib,
+        "disk_size_mb": sandbox.resources.disk_mib,
+        "metadata": sandbox.metadata,
+        "state": public_state(sandbox.state),
+        "envd_unresponsive_at_pause": sandbox.envd_unresponsive_at_pause or None,
+    }
+
+
+def moment(seconds: float) -> datetime:
+    """Seconds since the epoch as an aware time, which goes over the wire as RFC 3339 with `Z`."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+class SnapshotInfo(ResponseBody):
+    """One snapshot; E2B's fields first, then AgentENV's own."""
+
+    snapshot_id: str = Field(alias="snapshotID")
+    names: list[str]
+    cpu_count: int
+    memory_mb: int = Field(alias="memoryMB")
+    disk_size_mb: int = Field(alias="diskSizeMB")
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, snapshot: Template) -> SnapshotInfo:
+        """The answer that describes `snapshot`."""
+        return cls(
+            snapshot_id=snapshot.snapshot_id,
+            names=snapshot.names,
+            cpu_count=snapshot.resources.cpu_count,
+            memory_mb=snapshot.resources.memory_mib,
+            disk_size_mb=snapshot.resources.disk_mib,
+            created_at=moment(snapshot.created_at),
+            updated_at=moment(snapshot.updated_at),
+        )

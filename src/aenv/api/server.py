@@ -1,0 +1,203 @@
+"""The server process: a node, the proxy and the API on one port, from start to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import structlog
+import uvicorn
+import uvloop
+
+from aenv.api.app import create_app
+from aenv.api.auth import ENVIRONMENT, ApiKeys
+from aenv.errors import HostNotReady
+from aenv.images.progress import Progress
+from aenv.proxy.app import ProxyApp
+from aenv.proxy.websocket import MAX_MESSAGE
+from aenv.sandboxes.base import Sandboxes, Templates
+from aenv.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+GRACE = 5
+"""Seconds that requests under way get to finish when the server stops."""
+
+KEEP_ALIVE = 310
+"""Seconds that an idle client connection stays open: above the 300 s after which E2B's SDK drops one."""
+
+PING_INTERVAL = 30.0
+"""Seconds between WebSocket pings to clients, to notice those that vanished."""
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+
+
+class Node(Protocol):
+    """What the server needs of a node: `aenv.node.Node`, or a test's own."""
+
+    @property
+    def sandboxes(self) -> Sandboxes:
+        """The sandbox service; there once `start` has returned."""
+
+    @property
+    def templates(self) -> Templates:
+        """The template service; there once `start` has returned."""
+
+    async def start(self, progress: Progress | None = None) -> None:
+        """Make it ready. Raises `HostNotReady`; nothing is left running then."""
+
+    async def stop(self) -> None:
+        """End it cleanly."""
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling; `stop` ends it."""
+
+    def __init__(self, app: ProxyApp) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            ws="websockets-sansio",
+            ws_max_size=MAX_MESSAGE,
+            ws_per_message_deflate=False,
+            ws_ping_interval=PING_INTERVAL,
+            ws_ping_timeout=PING_INTERVAL,
+            lifespan="on",
+            log_config=None,
+            # Our own layers log failures; uvicorn would add a line for every stream that a VM's end cuts.
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=GRACE,
+        )
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to our caller."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections."""
+        await super().startup(sockets)
+        self.listening.set()
+
+
+async def serve(
+    settings: Settings,
+    node: Node,
+    stop: asyncio.Event,
+    *,
+    ready: Callable[[str], None],
+    progress: Progress | None = None,
+) -> None:
+    """Run a server until `stop` is set.
+
+    `ready` gets the base URL once requests are taken. Raises `HostNotReady` if the address, the key or
+    something the node needs can't be had.
+    """
+    auth = await asyncio.to_thread(ApiKeys.load, settings)
+    with _bound(settings.host, settings.port) as listener:
+        await node.start(progress)
+        try:
+            await _serve(settings, node, stop, listener, auth, ready)
+        finally:
+            await node.stop()
+
+
+async def _serve(
+    settings: Settings,
+    node: Node,
+    stop: asyncio.Event,
+    listener: socket.socket,
+    auth: ApiKeys,
+    ready: Callable[[str], None],
+) -> None:
+    api = create_app(node.sandboxes, node.templates, auth, settings)
+    app = ProxyApp(api, node.sandboxes, domain=settings.domain, api_key=auth.key)
+    server = _HttpServer(app)
+    serving = asyncio.create_task(server.serve([listener]))
+    stopping = asyncio.create_task(stop.wait())
+    listening = asyncio.create_task(server.listening.wait())
+    try:
+        await asyncio.wait({serving, stopping, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if listening.done():
+            ready(_url(listener))
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        server.should_exit = True
+        stopping.cancel()
+        listening.cancel()
+        await asyncio.wait({serving, stopping, listening})
+    await serving
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket bound to the address, not listening yet; known to be ours before the slow start begins."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise HostNotReady(f"can't listen on {host!r}: {error.strerror}; set AENV_HOST") from error
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            reason = f"can't listen on {host} port {port}: {error.strerror}"
+            raise HostNotReady(f"{reason}; set AENV_HOST or AENV_PORT") from error
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    """The base URL at which a client on this host reaches the server."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- turned into loopback
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def usage(url: str, settings: Settings) -> str:
+    """What a user needs to know to use a server that has just started."""
+    key = f"the key in ${ENVIRONMENT}"
+    if not ApiKeys.from_environment():
+        key = f"the key in {settings.api_key_file}"
+    return f"AgentENV serves {url}; use E2B_API_URL={url} E2B_SANDBOX_URL={url} and, as E2B_API_KEY, {key}"
+
+
+def run(settings: Settings, progress: Progress | None = None) -> int:
+    """Run the server until SIGTERM or SIGINT; returns the exit code of the process."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_run(settings, progress))
+        except HostNotReady as error:
+            print(f"aenv: {error.message}", file=sys.stderr)  # noqa: T201 -- for the user
+            return 1
+    return 0
+
+
+async def _run(settings: Settings, progress: Progress | None) -> None:
+    from aenv.node import Node as RealNode  # noqa: PLC0415 -- drags in every runtime; tests bring their own
+
+    def ready(url: str) -> None:
+        print(usage(url, settings), flush=True)  # noqa: T201 -- for the user
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    await serve(settings, RealNode(settings), stop, ready=ready, progress=progress)

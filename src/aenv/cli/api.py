@@ -1,0 +1,284 @@
+"""Client of the server's control plane: what the CLI needs of the E2B API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from yarl import URL
+
+from aenv import __version__
+from aenv.cli.config import Connection
+from aenv.cli.errors import ApiError, UnreachableError
+
+TIMEOUT = 180.0
+"""Longest wait for an answer, seconds: a create may have to wait for a first boot."""
+
+Wire = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A sandbox as create, connect and fork answer it. `wire` is the answer as it came."""
+
+    sandbox_id: str
+    template_id: str
+    access_token: str | None
+    wire: Wire = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, wire: Wire) -> Self:
+        """Read the API's JSON."""
+        return cls(wire["sandboxID"], wire["templateID"], wire.get("envdAccessToken"), wire)
+
+
+@dataclass(frozen=True)
+class SandboxInfo:
+    """A sandbox as list and info answer it. Sizes in MiB, times in RFC 3339."""
+
+    sandbox_id: str
+    template_id: str
+    alias: str | None
+    state: str
+    cpu_count: int
+    memory_mib: int
+    disk_mib: int
+    started_at: str
+    end_at: str
+    metadata: Mapping[str, str]
+    access_token: str | None
+    wire: Wire = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, wire: Wire) -> Self:
+        """Read the API's JSON."""
+        return cls(
+            sandbox_id=wire["sandboxID"],
+            template_id=wire["templateID"],
+            alias=wire.get("alias"),
+            state=wire["state"],
+            cpu_count=wire["cpuCount"],
+            memory_mib=wire["memoryMB"],
+            disk_mib=wire["diskSizeMB"],
+            started_at=wire["startedAt"],
+            end_at=wire["endAt"],
+            metadata=wire.get("metadata") or {},
+            access_token=wire.get("envdAccessToken"),
+            wire=wire,
+        )
+
+
+@dataclass(frozen=True)
+class SnapshotInfo:
+    """A snapshot and its names."""
+
+    snapshot_id: str
+    names: Sequence[str]
+    wire: Wire = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, wire: Wire) -> Self:
+        """Read the API's JSON."""
+        return cls(wire["snapshotID"], tuple(wire.get("names") or ()), wire)
+
+
+@dataclass(frozen=True)
+class TemplateInfo:
+    """A template. Sizes in MiB."""
+
+    template_id: str
+    names: Sequence[str]
+    status: str
+    cpu_count: int
+    memory_mib: int
+    disk_mib: int
+    updated_at: str
+    wire: Wire = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, wire: Wire) -> Self:
+        """Read the API's JSON."""
+        return cls(
+            template_id=wire["templateID"],
+            names=tuple(wire.get("names") or wire.get("aliases") or ()),
+            status=wire.get("buildStatus", ""),
+            cpu_count=wire["cpuCount"],
+            memory_mib=wire["memoryMB"],
+            disk_mib=wire["diskSizeMB"],
+            updated_at=wire["updatedAt"],
+            wire=wire,
+        )
+
+
+@dataclass(frozen=True)
+class ForkResult:
+    """One child of a fork, or why there is none."""
+
+    sandbox: Sandbox | None
+    error: str | None
+
+
+class ApiClient:
+    """An async context manager; every method raises ApiError or UnreachableError."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        headers = {"User-Agent": f"aenv-cli/{__version__}"}
+        if self.connection.api_key:
+            headers["X-API-KEY"] = self.connection.api_key
+        self._session = aiohttp.ClientSession(
+            headers=headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT, sock_connect=10.0)
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def create(
+        self,
+        template: str,
+        *,
+        timeout: int,
+        env: Mapping[str, str],
+        metadata: Mapping[str, str],
+        auto_pause: bool | None = None,
+    ) -> Sandbox:
+        """Start a sandbox; `timeout` is in seconds, `auto_pause` None leaves it to the server."""
+        body: Wire = {
+            "templateID": template,
+            "timeout": timeout,
+            "envVars": dict(env),
+            "metadata": dict(metadata),
+        }
+        if auto_pause is not None:
+            body["autoPause"] = auto_pause
+        return Sandbox.parse(await self._object("POST", "/v2/sandboxes", body))
+
+    async def connect(self, sandbox_id: str, timeout: int | None = None) -> Sandbox:
+        """Resume a paused sandbox; a running one may get a later deadline."""
+        body = {} if timeout is None else {"timeout": timeout}
+        return Sandbox.parse(
+            await self._object("POST", f"/v2/sandboxes/{_segment(sandbox_id)}/connect", body)
+        )
+
+    async def info(self, sandbox_id: str) -> SandboxInfo:
+        """All about one sandbox."""
+        return SandboxInfo.parse(await self._object("GET", f"/sandboxes/{_segment(sandbox_id)}"))
+
+    async def sandboxes(self, *, state: str | None = None, metadata: Mapping[str, str]) -> list[SandboxInfo]:
+        """All sandboxes, or those with the state and all the metadata given."""
+        query = {"state": state} if state else {}
+        if metadata:
+            # Quoted twice, as the SDKs send it.
+            query["metadata"] = urlencode({quote(key): quote(value) for key, value in metadata.items()})
+        return [SandboxInfo.parse(item) for item in await self._pages("/v2/sandboxes", query)]
+
+    async def pause(self, sandbox_id: str) -> None:
+        """Pause; a 409 says that it is paused already."""
+        await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/pause", {})
+
+    async def kill(self, sandbox_id: str) -> None:
+        """End a sandbox for good."""
+        await self._request("DELETE", f"/sandboxes/{_segment(sandbox_id)}")
+
+    async def set_timeout(self, sandbox_id: str, timeout: int) -> None:
+        """Set the deadline to `timeout` seconds from now."""
+        await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/timeout", {"timeout": timeout})
+
+    async def refresh(self, sandbox_id: str, duration: int) -> None:
+        """Let the deadline be at least `duration` seconds from now."""
+        await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/refreshes", {"duration": duration})
+
+    async def fork(self, sandbox_id: str, count: int, timeout: int | None) -> list[ForkResult]:
+        """Make `count` independent copies of a running sandbox."""
+        body: Wire = {"count": count}
+        if timeout is not None:
+            body["timeout"] = timeout
+        answer, _ = await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/fork", body)
+        return [
+            ForkResult(Sandbox.parse(item["sandbox"]), None)
+            if item.get("sandbox")
+            else ForkResult(None, str(item.get("error", {}).get("message", "unknown error")))
+            for item in answer
+        ]
+
+    async def create_snapshot(self, sandbox_id: str, name: str | None) -> SnapshotInfo:
+        """Keep a sandbox's present state as something to start from."""
+        body = {} if name is None else {"name": name}
+        return SnapshotInfo.parse(
+            await self._object("POST", f"/sandboxes/{_segment(sandbox_id)}/snapshots", body)
+        )
+
+    async def snapshots(self, sandbox_id: str | None) -> list[SnapshotInfo]:
+        """All snapshots, or those of one sandbox."""
+        query = {"sandboxID": sandbox_id} if sandbox_id else {}
+        return [SnapshotInfo.parse(item) for item in await self._pages("/snapshots", query)]
+
+    async def delete_template(self, name: str) -> None:
+        """Remove a template or a snapshot."""
+        await self._request("DELETE", f"/templates/{_segment(name)}")
+
+    async def templates(self) -> list[TemplateInfo]:
+        """All templates."""
+        return [TemplateInfo.parse(item) for item in await self._pages("/v2/templates", {})]
+
+    async def _pages(self, path: str, query: Mapping[str, str]) -> list[Wire]:
+        items: list[Wire] = []
+        token: str | None = None
+        while True:
+            asked = {**query, "nextToken": token} if token else dict(query)
+            page, token = await self._request("GET", path, query=asked)
+            items.extend(page)
+            if not token:
+                return items
+
+    async def _object(self, method: str, path: str, body: Wire | None = None) -> Wire:
+        answer, _ = await self._request(method, path, body)
+        if not isinstance(answer, dict):
+            raise ApiError(500, f"{method} {path}: the server's answer isn't a JSON object", path=path)
+        return answer
+
+    async def _request(
+        self, method: str, path: str, body: Wire | None = None, query: Mapping[str, str] | None = None
+    ) -> tuple[Any, str | None]:
+        """The answer's JSON (None if it has no body) and the token of the next page."""
+        if self._session is None:
+            raise RuntimeError("the client wasn't entered")
+        url = self.connection.api_url
+        # The path is encoded already: an encoded slash in a template's name must stay one.
+        target = URL(url + path + (f"?{urlencode(query)}" if query else ""), encoded=True)
+        try:
+            async with self._session.request(method, target, json=body) as response:
+                text = await response.read()
+                if response.status >= 400:
+                    raise ApiError(response.status, _message(response.status, text), path=path)
+                return (json.loads(text) if text else None), response.headers.get("x-next-token")
+        except aiohttp.ClientConnectorError as error:
+            raise UnreachableError(url, error.os_error.strerror or str(error.os_error)) from error
+        except TimeoutError as error:
+            raise UnreachableError(url, "no answer in time") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise UnreachableError(url, f"it doesn't answer as an AgentENV server ({error})") from error
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _message(status: int, body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        text = body[:200].decode("utf-8", "replace").strip()
+        return f"the server answered with HTTP status {status}{': ' + text if text else ''}"

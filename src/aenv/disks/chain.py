@@ -1,0 +1,65 @@
+"""Descriptions of a sandbox's disk for QEMU's block layer (QEMU `qapi/block-core.json`, BlockdevOptions).
+
+The guest's disk is the throttle node `ROOT`, which stays while what is below it is exchanged. Flushes of the guest
+don't reach the host's disk (`no-flush`): a capture is made durable by whoever records it, and a live disk needn't
+survive the host. Locks are off because sealed files are open in many VMs at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+Node = dict[str, object]
+
+ROOT: Final = "root"
+THROTTLE_GROUP: Final = "limits"
+_PLACEHOLDER: Final = "placeholder"
+
+
+def root_over(below: str) -> Node:
+    """The guest's disk on top of the node named `below`."""
+    return {"driver": "throttle", "node-name": ROOT, "throttle-group": THROTTLE_GROUP, "file": below}
+
+
+def placeholder(size: int) -> Node:
+    """A disk of `size` bytes that reads as zeros, for a VM whose disk isn't known yet."""
+    return {"driver": "null-co", "node-name": _PLACEHOLDER, "size": size, "read-zeroes": True}
+
+
+def chain(name: str, overlay: Path, sealed: Sequence[Path], base: Path) -> Node:
+    """The node `name`: the writable `overlay` over the `sealed` ones, oldest first, over the raw `base`."""
+    below: Node = {"driver": "raw", "read-only": True, "file": _file(base, read_only=True)}
+    for path in sealed:
+        below = {
+            "driver": "qcow2",
+            "read-only": True,
+            "file": _file(path, read_only=True),
+            "backing": below,
+            "cache": {"no-flush": True},
+        }
+    return {**fresh_overlay(name, overlay), "backing": below}
+
+
+def fresh_overlay(name: str, overlay: Path) -> Node:
+    """The node `name`: an overlay with nothing below yet, as `blockdev-snapshot` wants it."""
+    return {
+        "driver": "qcow2",
+        "node-name": name,
+        "file": _file(overlay, read_only=False),
+        "backing": None,
+        "cache": {"no-flush": True},
+        "discard": "unmap",
+    }
+
+
+def _file(path: Path, *, read_only: bool) -> Node:
+    return {
+        "driver": "file",
+        "filename": str(path),
+        "locking": "off",
+        "read-only": read_only,
+        "cache": {"no-flush": True},
+        "discard": "unmap",
+    }

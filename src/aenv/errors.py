@@ -1,0 +1,130 @@
+"""Every error a user can meet, with its HTTP status and whether a retry is safe.
+
+AenvError
+├── InvalidRequest        400  the request is wrong; sending it again can't help
+├── Unauthorized          401  missing or wrong API key or token
+├── NotFound              404
+│   ├── SandboxNotFound
+│   ├── TemplateNotFound
+│   └── SnapshotNotFound
+├── Conflict              409  the sandbox is in a state that doesn't allow this
+├── GuestUnresponsive     500  envd doesn't answer
+├── RuntimeFailure        500  the VMM failed
+├── HostNotReady          500  a tool, a device or a permission is missing on the host
+├── Overloaded            503  try again after `retry_after`
+└── ShuttingDown          503  the server is stopping
+
+An error is turned into JSON in one place, `aenv.api.errors`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Retry(StrEnum):
+    """What a client may conclude from a failure."""
+
+    TRANSIENT = "transient"
+    """Nothing happened; the same request may work later."""
+    PERMANENT = "permanent"
+    """Nothing happened, and the same request will fail again."""
+    UNKNOWN = "unknown"
+    """The operation may have happened; look before sending it again."""
+
+
+class AenvError(Exception):
+    """Base of all errors; `str(error)` is the message for the user."""
+
+    status = 500
+    retry = Retry.UNKNOWN
+    error_code: str | None = None
+    """Machine-readable code beyond the status, where the E2B contract defines one."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+        """Seconds after which a retry is likely to work, if known."""
+
+
+class InvalidRequest(AenvError):
+    """The request can't be served as it is."""
+
+    status = 400
+    retry = Retry.PERMANENT
+
+
+class Unauthorized(AenvError):
+    """A missing or wrong key or token."""
+
+    status = 401
+    retry = Retry.PERMANENT
+
+
+class NotFound(AenvError):
+    """The thing named doesn't exist."""
+
+    status = 404
+    retry = Retry.PERMANENT
+
+
+class SandboxNotFound(NotFound):
+    """No running or paused sandbox has this id."""
+
+    def __init__(self, sandbox_id: str) -> None:
+        super().__init__(f"sandbox {sandbox_id!r} was not found")
+
+
+class TemplateNotFound(NotFound):
+    """No template or snapshot has this id or alias."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"template {name!r} was not found")
+
+
+class SnapshotNotFound(NotFound):
+    """No snapshot has this id or name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"snapshot {name!r} was not found")
+
+
+class Conflict(AenvError):
+    """The sandbox's state doesn't allow the operation."""
+
+    status = 409
+    retry = Retry.PERMANENT
+
+
+class GuestUnresponsive(AenvError):
+    """The guest agent doesn't answer in time."""
+
+    error_code = "sandbox_snapshot_guest_agent_unresponsive"
+
+
+class RuntimeFailure(AenvError):
+    """A virtual machine monitor failed or ended."""
+
+
+class HostNotReady(AenvError):
+    """The host lacks a tool, a device or a permission; the message says how to get it."""
+
+    retry = Retry.PERMANENT
+
+
+class Overloaded(AenvError):
+    """There is no room now."""
+
+    status = 503
+    retry = Retry.TRANSIENT
+
+
+class ShuttingDown(AenvError):
+    """The server is stopping and takes no new work."""
+
+    status = 503
+    retry = Retry.TRANSIENT
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down", retry_after=5)

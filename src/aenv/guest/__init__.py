@@ -1,0 +1,1 @@
+"""Client of `envd`, the agent inside every guest: health, identity, processes and files."""

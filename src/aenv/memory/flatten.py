@@ -1,0 +1,93 @@
+"""Make new bases: a copy of a base, alone or with a delta put into it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from aenv.memory.delta import open_delta
+from aenv.memory.pages import PAGE_SIZE, ranges_of
+from aenv.memory.transfer import WORDS, read_exactly, write_exactly
+
+_FICLONE: Final = 0x40049409  # linux/fs.h
+_CHUNK_PAGES: Final = 1024
+
+
+def copy_base(source: Path, target: Path) -> None:
+    """Copy the flat memory `source` to the new file `target`; zero pages become holes, which read as zeros.
+
+    The file system's own clone is used where there is one. Blocking. Raises OSError; `target` is then
+    removed.
+    """
+    _new_base(source, target, None)
+
+
+def flatten(base: Path, delta: Path, target: Path) -> None:
+    """Write `base` with the pages of `delta` to the new file `target`.
+
+    Blocking. Raises OSError, or RuntimeFailure if the delta is damaged; `target` is then removed.
+    """
+    _new_base(base, target, delta)
+
+
+def _new_base(source: Path, target: Path, delta: Path | None) -> None:
+    from_ = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        to = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _clone_or_copy(from_, to)
+            if delta is not None:
+                _apply(delta, to)
+        except BaseException:
+            target.unlink()
+            raise
+        finally:
+            os.close(to)
+    finally:
+        os.close(from_)
+
+
+def _clone_or_copy(source: int, target: int) -> None:
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY):
+            raise
+        _copy(source, target)
+
+
+def _copy(source: int, target: int) -> None:
+    size = os.fstat(source).st_size
+    os.ftruncate(target, size)
+    buffer = np.empty((_CHUNK_PAGES, WORDS), dtype=np.uint64)
+    position = 0
+    while True:
+        try:
+            start = os.lseek(source, position, os.SEEK_DATA) // PAGE_SIZE * PAGE_SIZE
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # no data after `position`
+                return
+            raise
+        stop = os.lseek(source, start, os.SEEK_HOLE)
+        for offset in range(start, stop, buffer.nbytes):
+            pages = buffer[: -(-min(buffer.nbytes, size - offset) // PAGE_SIZE)]
+            read_exactly(source, memoryview(pages).cast("B"), offset)
+            for first, end in ranges_of(np.flatnonzero(pages.any(axis=1))).tolist():
+                write_exactly(target, memoryview(pages[first:end]).cast("B"), offset + first * PAGE_SIZE)
+        position = stop
+
+
+def _apply(delta: Path, target: int) -> None:
+    buffer = np.empty((_CHUNK_PAGES, WORDS), dtype=np.uint64)
+    with open_delta(delta, os.fstat(target).st_size) as reader:
+        for ranges, pages in reader.pieces(buffer):
+            done = 0
+            for first, end in ranges.tolist():
+                part = pages[done : done + end - first]
+                write_exactly(target, memoryview(part).cast("B"), first * PAGE_SIZE)
+                done += end - first

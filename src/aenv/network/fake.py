@@ -1,0 +1,61 @@
+"""Slots without a network, for fast tests: every guest has a loopback address of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Collection
+
+from aenv.errors import Overloaded, RuntimeFailure
+from aenv.network.base import GUEST_MAC, TAP_MAC, TAP_NAME, Slot
+
+
+class FakeSlotPool:
+    """A NetworkPool in memory."""
+
+    def __init__(self, *, limit: int = 254) -> None:
+        self._limit = limit
+        # Pools of servers and tests that run side by side must not meet: 127.x.y.0/24 is drawn by lot.
+        self._prefix = f"127.{secrets.choice(range(16, 240))}.{secrets.randbelow(256)}"
+        self.in_use: dict[int, Slot] = {}
+
+    async def start(self, *, keep: Collection[int] = ()) -> None:
+        """Count the slots `keep` as in use."""
+        self.in_use = {index: self._slot(index) for index in keep}
+
+    async def acquire(self) -> Slot:
+        """Hand out the free slot with the lowest index."""
+        if len(self.in_use) >= self._limit:
+            raise Overloaded(f"all {self._limit} network slots are in use", retry_after=5)
+        slot = self._slot(next(index for index in range(1, self._limit + 1) if index not in self.in_use))
+        self.in_use[slot.index] = slot
+        return slot
+
+    async def release(self, slot: Slot) -> None:
+        """Take a slot back."""
+        self.in_use.pop(slot.index, None)
+
+    async def adopt(self, slot: Slot) -> None:
+        """Go on using a slot that `start` kept."""
+        if self.in_use.get(slot.index) != slot:
+            raise RuntimeFailure(f"network slot {slot.namespace} did not survive")
+
+    def open_tap(self, slot: Slot) -> int:
+        """A descriptor that swallows what is written and has nothing to read."""
+        if slot.index not in self.in_use:
+            raise RuntimeFailure(f"cannot open the network device of slot {slot.namespace}")
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+    async def close(self) -> None:
+        """Forget all slots."""
+        self.in_use.clear()
+
+    def _slot(self, index: int) -> Slot:
+        return Slot(
+            index=index,
+            namespace=f"fake-{index}",
+            tap=TAP_NAME,
+            host_address=f"{self._prefix}.{index}",
+            guest_mac=GUEST_MAC,
+            tap_mac=TAP_MAC,
+        )

@@ -1,0 +1,148 @@
+"""One node: everything between the HTTP edge and the virtual machines, put together and taken apart."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from aenv.database import Database
+from aenv.errors import HostNotReady
+from aenv.guest.client import EnvdClient
+from aenv.images.progress import Progress, QuietProgress
+from aenv.network.base import NetworkPool
+from aenv.runtimes.base import Resources, Runtime
+from aenv.runtimes.choice import choose_runtime
+from aenv.sandboxes.core import Core
+from aenv.sandboxes.machines import Machines
+from aenv.sandboxes.pools import Activity
+from aenv.sandboxes.recovery import settle_records
+from aenv.sandboxes.service import SandboxService
+from aenv.sandboxes.starting import Starter
+from aenv.settings import Settings
+from aenv.snapshots.captures import Captures
+from aenv.tasks import cancel
+from aenv.templates.base import ensure_base
+from aenv.templates.service import TemplateService
+
+log = structlog.get_logger()
+
+CLOSE_SECONDS = 60.0
+"""How long a stopping server pauses sandboxes before it gives the rest up."""
+
+
+class Node:
+    """Start it, use `sandboxes` and `templates`, stop it. `runtime` and `network` are for tests to look at."""
+
+    sandboxes: SandboxService
+    templates: TemplateService
+    captures: Captures
+    starter: Starter
+    runtime: Runtime
+    network: NetworkPool
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stack = AsyncExitStack()
+
+    async def start(self, progress: Progress | None = None) -> None:
+        """Recover what an earlier server left, make what is missing, and be ready to serve.
+
+        Raises HostNotReady if something of the host is missing; nothing is left running then.
+        """
+        try:
+            await self._start(progress or QuietProgress())
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _start(self, progress: Progress) -> None:
+        settings, stack = self._settings, self._stack
+        stack.callback(os.close, await asyncio.to_thread(_claim_home, settings))
+        database = await Database.open(settings.database)
+        stack.push_async_callback(database.close)
+
+        chosen = await choose_runtime(settings, progress)
+        self.runtime, self.network = chosen.runtime, chosen.network
+        stack.push_async_callback(self.runtime.close)
+        await chosen.end_leftovers(settings.workspace_dir)
+        await asyncio.to_thread(_empty, settings.workspace_dir)
+        await self.network.start()
+        stack.push_async_callback(self.network.close)
+
+        await settle_records(database)
+        self.captures = Captures(database, settings.home.resolve(), settings.captures_dir.resolve())
+        await self.captures.sweep()
+        machines = Machines(
+            self.runtime, self.network, settings.workspace_dir.resolve(), EnvdClient, settings.concurrent_starts
+        )
+        template = await ensure_base(
+            image=chosen.base_image,
+            resources=Resources(settings.cpu_count, settings.memory_mib, settings.disk_mib),
+            identity=self.runtime.identity,
+            database=database,
+            captures=self.captures,
+            machines=machines,
+            progress=progress,
+        )
+        activity = Activity()
+        self.starter = Starter(
+            machines,
+            self.captures,
+            activity,
+            hot_vms=settings.hot_vms,
+            bare_vms=settings.bare_vms,
+            stopped_vms=settings.stopped_vms,
+        )
+        self._own(self.starter.run())
+        self.templates = TemplateService(database, self.captures)
+        core = Core(
+            database=database,
+            captures=self.captures,
+            machines=machines,
+            starter=self.starter,
+            activity=activity,
+            max_timeout=settings.max_timeout,
+        )
+        self.sandboxes = SandboxService(core, self.templates, settings.max_fork)
+        stack.push_async_callback(self.sandboxes.close, CLOSE_SECONDS)
+        self._own(self.sandboxes.watch_deadlines())
+        self.starter.hot.want(template.capture_id)
+
+    def _own(self, work: Any) -> None:
+        """Run `work` until the node stops."""
+        self._stack.push_async_callback(cancel, asyncio.ensure_future(work))
+
+    async def stop(self) -> None:
+        """Pause what runs, then give everything back, in the reverse order of the start."""
+        await self._stack.aclose()
+
+
+def _claim_home(settings: Settings) -> int:
+    """Make the folders and lock the home; returns the lock's descriptor."""
+    home = settings.home
+    try:
+        for folder in (home, settings.workspace_dir, settings.captures_dir, settings.images_dir):
+            folder.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o700)
+        descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise HostNotReady(f"can't use {home}: {error.strerror}; set AENV_HOME to a folder you own") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise HostNotReady(f"another server uses {home}: stop it, or set AENV_HOME for this one") from error
+    return descriptor
+
+
+def _empty(folder: Path) -> None:
+    """Remove what is in a folder; the VMs that used it have ended."""
+    for entry in folder.iterdir():
+        shutil.rmtree(entry, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Bytes between clients and the ports of sandboxes: HTTP both ways as a stream, and WebSocket."""

@@ -1,0 +1,191 @@
+"""One WebSocket through the proxy: two connections, with messages carried between them.
+
+Sub-protocols, close codes and reasons cross. Pings are answered by each side's own library; compression is
+not offered to the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Send
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.typing import Subprotocol
+
+from aenv.proxy.headers import end_to_end, request_headers
+from aenv.proxy.http import AnswerUnreadable, Request
+from aenv.proxy.pool import CONNECT_TIMEOUT, Pool
+from aenv.sandboxes.models import Endpoint
+
+MAX_MESSAGE = 64 << 20
+"""Bytes. A message is held as a whole on its way."""
+
+HANDSHAKE_TIMEOUT = 30.0
+"""Seconds for the sandbox to answer the upgrade; a cold process in a slow guest needs a few."""
+
+_NO_STATUS = 1005
+_ABNORMAL = 1006
+_OURS = frozenset(
+    {
+        b"host",
+        b"sec-websocket-key",
+        b"sec-websocket-version",
+        b"sec-websocket-extensions",
+        b"sec-websocket-protocol",
+        b"sec-websocket-accept",
+        b"content-length",
+    }
+)
+"""Headers that belong to one connection, so the library writes them."""
+
+
+class _Connect(connect):
+    """Takes redirects as answers: they are for the client to follow."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """Called by the library for a failed handshake."""
+        return exc
+
+
+class _Link:
+    """Lets the pool break a bridge off."""
+
+    def __init__(self, upstream: ClientConnection) -> None:
+        self._upstream = upstream
+
+    def abort(self) -> None:
+        """Break off at once."""
+        self._upstream.transport.abort()
+
+
+async def bridge(request: Request, pool: Pool, endpoint: Endpoint) -> None:
+    """Carry a WebSocket until one side ends it.
+
+    Raises `AnswerUnreadable` or `OSError` if the sandbox doesn't answer; nothing was sent to the client then.
+    """
+    await request.receive()  # websocket.connect
+    try:
+        upstream = await _open(request, endpoint.host)
+    except InvalidStatus as refusal:
+        await _refused(refusal)(request.scope, request.receive, request.send)
+        return
+    except InvalidHandshake as error:
+        raise AnswerUnreadable(str(error)) from error
+    link = _Link(upstream)
+    pool.add(endpoint, link)
+    try:
+        accept: dict[str, Any] = {"type": "websocket.accept", "subprotocol": upstream.subprotocol}
+        response = upstream.response
+        if response is not None:
+            raw = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.raw_items()]
+            accept["headers"] = end_to_end(raw, _OURS | {b"upgrade", b"connection", b"date", b"server"})
+        await request.send(accept)
+        await _carry(request.receive, request.send, upstream)
+    finally:
+        pool.remove(endpoint, link)
+        upstream.transport.abort()
+        await upstream.wait_closed()
+
+
+async def _open(request: Request, address: str) -> ClientConnection:
+    """Connect and shake hands, with the client's own host, path, headers and offered sub-protocols."""
+    scope, path = request.scope, request.route.path
+    headers = request_headers(scope, request.api_key)
+    host = next((value for name, value in headers if name == b"host"), address.encode())
+    query = scope["query_string"]
+    target = (path + b"?" + query if query else path).replace(b"#", b"%23")
+    return await _Connect(
+        f"ws://{host.decode('latin-1')}{target.decode('latin-1')}",
+        sock=await _open_socket(address, request.route.port),
+        subprotocols=[Subprotocol(name) for name in scope["subprotocols"]] or None,
+        additional_headers=[
+            (name.decode(), value.decode("latin-1")) for name, value in headers if name not in _OURS
+        ],
+        user_agent_header=None,
+        compression=None,
+        proxy=None,
+        open_timeout=HANDSHAKE_TIMEOUT,
+        ping_interval=None,
+        max_size=MAX_MESSAGE,
+        max_queue=4,
+    )
+
+
+async def _open_socket(address: str, port: int) -> socket.socket:
+    """A connected socket; the caller owns it. Raises as `Pool.connect`."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setblocking(False)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            await asyncio.get_running_loop().sock_connect(opened, (address, port))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+async def _carry(receive: Receive, send: Send, upstream: ClientConnection) -> None:
+    """Carry messages both ways until one side closes, and tell the other side how."""
+    ways = [
+        asyncio.create_task(_to_sandbox(receive, upstream)),
+        asyncio.create_task(_to_client(send, upstream)),
+    ]
+    try:
+        done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.wait(ways)
+    for way in done:
+        way.result()
+
+
+async def _to_sandbox(receive: Receive, upstream: ClientConnection) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "websocket.disconnect":
+            # Only a close frame brings a reason; a connection that was lost is passed on as lost.
+            if "reason" in message:
+                code = message["code"]
+                await upstream.close(1000 if code == _NO_STATUS else code, message["reason"] or "")
+            return
+        text = message.get("text")
+        try:
+            await upstream.send(message["bytes"] if text is None else text)
+        except ConnectionClosed:
+            await asyncio.get_running_loop().create_future()  # the other way says how it was closed
+
+
+async def _to_client(send: Send, upstream: ClientConnection) -> None:
+    try:
+        while True:
+            data = await upstream.recv()
+            kind = "text" if isinstance(data, str) else "bytes"
+            await send({"type": "websocket.send", kind: data})
+    except ConnectionClosed as closed:
+        code = _ABNORMAL if closed.rcvd is None else closed.rcvd.code
+        if code == _ABNORMAL:
+            return  # without a close frame here, the client's connection breaks off too
+        reason = "" if closed.rcvd is None else closed.rcvd.reason
+        await send(
+            {"type": "websocket.close", "code": 1000 if code == _NO_STATUS else code, "reason": reason}
+        )
+
+
+def _refused(refusal: InvalidStatus) -> Response:
+    """The sandbox's own answer to a handshake that it didn't want."""
+    answer = refusal.response
+    headers = [(name, value) for name, value in answer.headers.raw_items()]
+    response = Response(answer.body or b"", answer.status_code)
+    kept = end_to_end(
+        [(name.lower().encode(), value.encode("latin-1")) for name, value in headers],
+        _OURS | {b"transfer-encoding", b"connection"},
+    )
+    response.raw_headers.extend(kept)
+    return response

@@ -1,0 +1,151 @@
+"""What the rest of the system asks of a virtual machine monitor (VMM).
+
+A `Runtime` makes `Instance`s: live VM processes. An instance can be frozen and thawed, and captured: a
+`Capture` names the files ("layers") and the runtime identity from which a new instance can start. Layers
+are opaque here: nothing above this seam knows what is in one.
+
+Life of an instance::
+
+    boot ──▶ running ◀── thaw ──┐
+    spawn ─▶ BareVmm ─ load ─▶ frozen ── capture ──▶ frozen
+             running ── freeze ─▶
+    any ── stop ──▶ ended
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from aenv.network.base import Slot
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Size of a virtual machine."""
+
+    cpu_count: int
+    memory_mib: int
+    disk_mib: int
+
+
+@dataclass(frozen=True)
+class RuntimeIdentity:
+    """What must be the same for a capture to be restored.
+
+    `vmm` and `version` name the monitor, `cpu` its CPU model and accelerator (and what else of the host
+    is baked into a capture), `kernel` the guest kernel.
+    """
+
+    vmm: str
+    version: str
+    cpu: str
+    kernel: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One immutable file of a capture. `role` means something only to the runtime that wrote it."""
+
+    role: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A complete, immutable state of a VM: memory, devices and disk.
+
+    `layers` is in the runtime's own order. Layers inherited from the capture that the instance started
+    from appear again with the paths they had, so layers must not be moved while a capture names them.
+    """
+
+    identity: RuntimeIdentity
+    resources: Resources
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an instance lives: its network slot and a folder of its own, both made by the caller.
+
+    The runtime may write anything into `folder`; the caller removes it after `stop`.
+    """
+
+    slot: Slot
+    folder: Path
+
+
+@dataclass(frozen=True)
+class BootSpec:
+    """A first boot: a root file system (raw ext4, not written to) and the machine's size."""
+
+    image: Path
+    resources: Resources
+
+
+class Instance(Protocol):
+    """One live VM process. Every method raises `RuntimeFailure` if the process has ended."""
+
+    place: Place
+    resources: Resources
+    pid: int
+    """Process id of the VMM, for accounting."""
+    ended: asyncio.Future[str]
+    """Resolves to the reason, once, when the VMM ends or its guest can't go on (disk full, crash)."""
+
+    async def freeze(self) -> None:
+        """Stop the vCPUs. The guest sees no time pass. Idempotent."""
+
+    async def thaw(self) -> None:
+        """Run the vCPUs. Idempotent."""
+
+    async def capture(self, folder: Path) -> Capture:
+        """Write what changed since the start into new layers in `folder` (exists, empty).
+
+        The instance must be frozen, stays frozen and can be thawed afterwards: its disk then goes on in
+        a fresh overlay on top of the captured one. On failure the instance is as before and may go on.
+        """
+
+    async def stop(self) -> None:
+        """End the VM process and wait for it. Idempotent; never raises for a process already gone."""
+
+
+class BareVmm(Protocol):
+    """A VMM process that holds a memory base and a network slot, but no sandbox yet."""
+
+    place: Place
+    key: str
+    ended: asyncio.Future[str]
+
+    async def load(self, capture: Capture) -> Instance:
+        """Put `capture` (whose key is this one's) into the VMM. The instance is frozen.
+
+        On failure the VMM is stopped and the error raised; it can't be used again.
+        """
+
+    async def stop(self) -> None:
+        """End the process. Idempotent."""
+
+
+class Runtime(Protocol):
+    """A way to run virtual machines on this host."""
+
+    name: str
+    identity: RuntimeIdentity
+
+    async def boot(self, spec: BootSpec, place: Place) -> Instance:
+        """Boot `spec.image` for the first time. The vCPUs run when this returns; envd may not be up yet."""
+
+    async def spawn(self, capture: Capture, place: Place) -> BareVmm:
+        """Start a VMM process that can `load` any capture with the same `key` as `capture`."""
+
+    def key(self, capture: Capture) -> str:
+        """Captures with equal keys can be loaded by the same bare VMM.
+
+        Raises `RuntimeFailure` if the capture's identity isn't this runtime's.
+        """
+
+    async def close(self) -> None:
+        """Give up what the runtime itself holds. Instances must have been stopped before."""

@@ -1,0 +1,215 @@
+"""A runtime in memory, for fast tests of everything above the seam.
+
+Its guest is a small HTTP server at the slot's address that keeps values in a dict. Like a real guest it
+loses what was written after the last capture, answers nothing while frozen, and knows the identity that
+`/init` gave it. Failures can be ordered ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from aenv.errors import AenvError, RuntimeFailure
+from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Layer, Place, Resources, RuntimeIdentity
+
+PORT = 49983
+
+
+class FakeGuest:
+    """What runs in a fake VM. `memory` is kept by captures."""
+
+    def __init__(self, memory: dict[str, Any]) -> None:
+        self.memory = memory
+        self.identity: dict[str, Any] = {}
+        self.responsive = True
+        self._running = asyncio.Event()
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/init", self._init)
+        app.router.add_post("/freeze", self._freeze)
+        app.router.add_post("/unfreeze", self._unfreeze)
+        app.router.add_get("/memory/{key}", self._read)
+        app.router.add_put("/memory/{key}", self._write)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+
+    async def start(self, address: str) -> None:
+        """Listen; answers come once `run` was called."""
+        await self._runner.setup()
+        await web.TCPSite(self._runner, address, PORT).start()
+
+    async def close(self) -> None:
+        """Stop listening and cut connections."""
+        await self._runner.cleanup()
+
+    def run(self, running: bool) -> None:
+        """Let requests be answered, or hold them."""
+        if running:
+            self._running.set()
+        else:
+            self._running.clear()
+
+    async def _turn(self) -> None:
+        await self._running.wait()
+        while not self.responsive:
+            await asyncio.sleep(0.01)
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        await self._turn()
+        return web.Response(status=204)
+
+    async def _init(self, request: web.Request) -> web.Response:
+        await self._turn()
+        self.identity = await request.json()
+        self.memory["frozen"] = False
+        return web.Response(status=204)
+
+    async def _freeze(self, _request: web.Request) -> web.Response:
+        await self._turn()
+        self.memory["frozen"] = True
+        return web.Response(status=204)
+
+    async def _unfreeze(self, _request: web.Request) -> web.Response:
+        await self._turn()
+        self.memory["frozen"] = False
+        return web.Response(status=204)
+
+    async def _read(self, request: web.Request) -> web.Response:
+        await self._turn()
+        return web.json_response(self.memory.get(request.match_info["key"]))
+
+    async def _write(self, request: web.Request) -> web.Response:
+        await self._turn()
+        self.memory[request.match_info["key"]] = await request.json()
+        return web.Response(status=204)
+
+
+class FakeInstance:
+    """A fake VM."""
+
+    def __init__(self, runtime: FakeRuntime, place: Place, resources: Resources, guest: FakeGuest) -> None:
+        self.place = place
+        self.resources = resources
+        self.pid = os.getpid()
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.guest = guest
+        self._runtime = runtime
+        self._frozen = True
+
+    def die(self, reason: str) -> None:
+        """End as a crashed VMM does."""
+        if not self.ended.done():
+            self.ended.set_result(reason)
+        self.guest.run(running=False)
+
+    def _check(self, operation: str) -> None:
+        if self.ended.done():
+            raise RuntimeFailure(f"the VM has ended: {self.ended.result()}")
+        self._runtime.fail_if_ordered(operation)
+
+    async def freeze(self) -> None:
+        """Hold the guest."""
+        self._check("freeze")
+        self._frozen = True
+        self.guest.run(running=False)
+
+    async def thaw(self) -> None:
+        """Let the guest go on."""
+        self._check("thaw")
+        self._frozen = False
+        self.guest.run(running=True)
+
+    async def capture(self, folder: Path) -> Capture:
+        """Write the guest's memory to one layer."""
+        if not self._frozen:
+            raise RuntimeFailure("only a frozen VM can be captured")
+        self._check("capture")
+        layer = folder / "memory.json"
+        await asyncio.to_thread(layer.write_text, json.dumps(self.guest.memory))
+        return Capture(self._runtime.identity, self.resources, (Layer("memory", layer),))
+
+    async def stop(self) -> None:
+        """End it."""
+        self.die("stopped")
+        await self.guest.close()
+        self._runtime.instances.pop(self.place.folder.name, None)
+
+
+class FakeBareVmm:
+    """A fake VMM process without a guest."""
+
+    def __init__(self, runtime: FakeRuntime, place: Place, key: str) -> None:
+        self.place = place
+        self.key = key
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._runtime = runtime
+
+    async def load(self, capture: Capture) -> Instance:
+        """Read the memory layer and start a guest with it, frozen."""
+        self._runtime.fail_if_ordered("load")
+        (layer,) = capture.layers
+        try:
+            memory = json.loads(await asyncio.to_thread(layer.path.read_text))
+        except ValueError as error:
+            raise RuntimeFailure(f"layer {layer.path.name} is corrupt") from error
+        return await self._runtime.start(self.place, capture.resources, memory)
+
+    async def stop(self) -> None:
+        """End it."""
+        if not self.ended.done():
+            self.ended.set_result("stopped")
+
+
+class FakeRuntime:
+    """Makes fake VMs. `instances` maps the names of instance folders to those alive."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.identity = RuntimeIdentity("fake", "1", "none", "none")
+        self.instances: dict[str, FakeInstance] = {}
+        self._failures: dict[str, list[AenvError]] = defaultdict(list)
+
+    def order_failure(self, operation: str, error: AenvError) -> None:
+        """Let the next `operation` (boot, spawn, load, freeze, thaw, capture) fail with `error`."""
+        self._failures[operation].append(error)
+
+    def fail_if_ordered(self, operation: str) -> None:
+        """Raise the failure that was ordered for `operation`, if one was."""
+        if self._failures[operation]:
+            raise self._failures[operation].pop(0)
+
+    async def start(self, place: Place, resources: Resources, memory: dict[str, Any]) -> FakeInstance:
+        """A frozen instance with this memory."""
+        guest = FakeGuest(memory)
+        await guest.start(place.slot.host_address)
+        instance = FakeInstance(self, place, resources, guest)
+        self.instances[place.folder.name] = instance
+        return instance
+
+    async def boot(self, spec: BootSpec, place: Place) -> Instance:
+        """A running instance with empty memory."""
+        self.fail_if_ordered("boot")
+        instance = await self.start(place, spec.resources, {})
+        await instance.thaw()
+        return instance
+
+    async def spawn(self, capture: Capture, place: Place) -> BareVmm:
+        """A bare VMM for captures like this one."""
+        self.fail_if_ordered("spawn")
+        return FakeBareVmm(self, place, self.key(capture))
+
+    def key(self, capture: Capture) -> str:
+        """All captures of a size fit each other."""
+        if capture.identity != self.identity:
+            raise RuntimeFailure(f"the capture was made by {capture.identity.vmm}, this is {self.name}")
+        return f"{capture.resources.cpu_count}/{capture.resources.memory_mib}"
+
+    async def close(self) -> None:
+        """Nothing is held."""

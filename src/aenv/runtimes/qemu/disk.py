@@ -1,0 +1,87 @@
+"""The disk of one instance: its chain of overlays, and the sealing of the topmost one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from aenv.disks.chain import chain, fresh_overlay, root_over
+from aenv.disks.qcow2 import create_overlay
+from aenv.runtimes.qemu.blocking import to_the_end
+from aenv.runtimes.qemu.process import VmProcess
+
+
+class InstanceDisk:
+    """Keeps the overlays an instance writes, in its folder, until the folder is removed.
+
+    `inherited` are the sealed overlays of the capture it started from, oldest first, over the raw image `base`.
+    Overlays that are sealed here get hard links in captures; the instance keeps its own, so that it doesn't depend
+    on captures that are deleted while it runs.
+    """
+
+    def __init__(self, folder: Path, size: int, base: Path, inherited: tuple[Path, ...]) -> None:
+        self.base = base
+        self.inherited = inherited
+        self.sealed: list[Path] = []
+        self._folder = folder
+        self._size = size
+        self._made = 0
+        self._top = ""
+        self._top_path = Path()
+        self._next: tuple[str, Path] | None = None
+
+    def create(self) -> dict[str, object]:
+        """Make the first overlay and return the node of the whole chain. Blocking; raises OSError."""
+        self._top, self._top_path = self._new_overlay()
+        return chain(self._top, self._top_path, self.inherited, self.base)
+
+    @property
+    def top(self) -> str:
+        """The name of the node that the guest's writes go to."""
+        return self._top
+
+    async def attach(self, process: VmProcess) -> None:
+        """Put the chain in the place of the placeholder below `ROOT`. Raises RuntimeFailure, OSError."""
+        node = await to_the_end(asyncio.to_thread(self.create))
+        await process.execute("blockdev-add", node)
+        await process.execute("blockdev-reopen", {"options": [root_over(self._top)]})
+
+    async def prepare(self, process: VmProcess) -> None:
+        """Open the next overlay ahead of a seal: the guest may still run. Idempotent.
+
+        Raises RuntimeFailure, OSError.
+        """
+        await to_the_end(self._prepare(process))
+
+    async def seal(self, process: VmProcess) -> None:
+        """Make the overlay immutable and let the guest's writes go to the prepared one; the guest is stopped.
+
+        Raises RuntimeFailure; nothing has changed then.
+        """
+        await to_the_end(self._seal(process))
+
+    async def _prepare(self, process: VmProcess) -> None:
+        if self._next is not None:
+            return
+        name, path = await asyncio.to_thread(self._new_overlay)
+        try:
+            await process.execute("blockdev-add", fresh_overlay(name, path))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        self._next = (name, path)
+
+    async def _seal(self, process: VmProcess) -> None:
+        await self._prepare(process)
+        assert self._next is not None  # noqa: S101 - just prepared
+        name, path = self._next
+        await process.execute("blockdev-snapshot", {"node": self._top, "overlay": name})
+        self.sealed.append(self._top_path)
+        self._top, self._top_path, self._next = name, path, None
+
+    def _new_overlay(self) -> tuple[str, Path]:
+        self._made += 1
+        name = f"disk-{self._made}"
+        path = self._folder / f"{name}.qcow2"
+        create_overlay(path, self._size)
+        return name, path

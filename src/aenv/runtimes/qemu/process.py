@@ -1,0 +1,170 @@
+"""One QEMU process: start it, notice its end and why, end it, reap it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from aenv.errors import RuntimeFailure
+from aenv.runtimes.qemu import leftovers, monitor
+from aenv.runtimes.qemu.blocking import to_the_end
+from aenv.runtimes.qemu.monitor import Monitor
+
+_STDERR_BYTES: Final = 65536
+_STDERR_LINES: Final = 3
+_TERMINATE: Final = 2.0  # seconds from SIGTERM to SIGKILL
+_ENVIRONMENT: Final = {
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    "LC_ALL": "C",
+    "MALLOC_ARENA_MAX": "1",  # QEMU's threads allocate little; an arena each costs memory in every VM
+}
+
+
+class VmProcess:
+    """A running QEMU with its monitor. `ended` resolves to the reason when it, or its guest, can't go on.
+
+    It is in a session of its own and outlives this process: after a crash it is found by `leftovers`.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes], stderr: int) -> None:
+        self.pid = child.pid
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.monitor = Monitor(self._on_event)
+        self.migration: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Resolves to the outcome of loading device state: "completed" or "failed"."""
+        self._child = child
+        self._stderr: int | None = stderr
+        self._exited = asyncio.Event()
+        self._pidfd = os.pidfd_open(child.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
+
+    @classmethod
+    async def start(cls, arguments: Sequence[str], folder: Path, pass_fds: Sequence[int]) -> VmProcess:
+        """Start QEMU with `arguments` plus a monitor in `folder`, and connect. Raises RuntimeFailure.
+
+        `pass_fds` stay the caller's.
+        """
+        launch = asyncio.to_thread(_launch, arguments, folder, tuple(pass_fds))
+        child, stderr = await to_the_end(launch, undo=_discard)
+        process = cls(child, stderr)
+        try:
+            await process.monitor.connect(folder)
+        except BaseException as error:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process._exited.wait(), 0.2)  # its own words are better, if it has any
+            reason = process.ended.result() if process.ended.done() else None
+            await process.stop()
+            if isinstance(error, RuntimeFailure) and reason is not None:
+                raise RuntimeFailure(f"QEMU didn't start: {reason}") from error
+            raise
+        return process
+
+    def check(self) -> None:
+        """Raise RuntimeFailure if the process or its guest has ended."""
+        if self.ended.done():
+            raise RuntimeFailure(f"the virtual machine has ended: {self.ended.result()}")
+
+    async def execute(self, command: str, arguments: Mapping[str, object] | None = None) -> object:
+        """`Monitor.execute`, with the reason if the process has ended."""
+        self.check()
+        try:
+            return await self.monitor.execute(command, arguments)
+        except RuntimeFailure:
+            await asyncio.sleep(0)
+            self.check()
+            raise
+
+    async def stop(self) -> None:
+        """End the process, reap it and close all that belongs to it. Idempotent, runs to its end."""
+        await to_the_end(self._stop())
+
+    async def _stop(self) -> None:
+        self._end("it was stopped")
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._exited.is_set():
+                break
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exited.wait(), _TERMINATE)
+        await self._exited.wait()
+        await self.monitor.close()
+        if self._stderr is not None:
+            os.close(self._stderr)
+            self._stderr = None
+
+    def _on_exit(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        code = self._child.wait()  # it has exited: this only reaps
+        os.close(self._pidfd)
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit status {code}"
+        self._end(f"QEMU ended with {how}{self._last_words()}")
+        self._exited.set()
+
+    def _last_words(self) -> str:
+        if self._stderr is None:
+            return ""
+        text = os.pread(self._stderr, _STDERR_BYTES, 0).rstrip(b"\0").decode(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
+        return ": " + "; ".join(lines[-_STDERR_LINES:]) if lines else ""
+
+    def _on_event(self, name: str, data: Mapping[str, object]) -> None:
+        if name == "BLOCK_IO_ERROR" and data.get("action") == "stop":
+            self._end(f"its disk can't be written on the host: {data.get('reason', 'no space')}")
+        elif name == "GUEST_PANICKED":
+            self._end("the guest's kernel panicked")
+        elif name == "SHUTDOWN" and data.get("guest"):
+            powered_off = data.get("reason") == "guest-shutdown"
+            self._end("the guest powered off" if powered_off else "the guest's kernel crashed or restarted")
+        elif name == "MIGRATION" and not self.migration.done():
+            if data.get("status") in ("completed", "failed"):
+                self.migration.set_result(str(data["status"]))
+
+    def _end(self, reason: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+
+def _launch(
+    arguments: Sequence[str], folder: Path, pass_fds: tuple[int, ...]
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start QEMU; returns it and its standard error, a file in memory that can't grow past 64 KiB."""
+    stderr = os.memfd_create("qemu-stderr", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(stderr, _STDERR_BYTES)
+        fcntl.fcntl(stderr, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+        with monitor.listen(folder) as listener:
+            socket_option = f"socket,id=qmp,fd={listener.fileno()},server=on,wait=off"
+            child = subprocess.Popen(
+                [*arguments, "-chardev", socket_option, "-mon", "chardev=qmp,mode=control"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=(*pass_fds, listener.fileno()),
+                start_new_session=True,
+                cwd="/",
+                env=_ENVIRONMENT,
+            )
+    except BaseException:
+        os.close(stderr)
+        raise
+    try:
+        leftovers.record(folder, child.pid)
+    except BaseException:
+        _discard((child, stderr))
+        raise
+    return child, stderr
+
+
+def _discard(launched: tuple[subprocess.Popen[bytes], int]) -> None:
+    child, stderr = launched
+    child.kill()
+    child.wait()
+    os.close(stderr)

@@ -1,0 +1,187 @@
+"""`QemuRuntime`: boots images and starts VMM processes for captures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Literal
+
+from aenv.disks.chain import placeholder, root_over
+from aenv.errors import HostNotReady, InvalidRequest, RuntimeFailure
+from aenv.images.bundle import GuestBundle
+from aenv.network.base import Slot
+from aenv.runtimes.base import BootSpec, Capture, Place, Resources, RuntimeIdentity
+from aenv.runtimes.qemu.bare import QemuBareVmm
+from aenv.runtimes.qemu.blocking import to_the_end
+from aenv.runtimes.qemu.command import Machine, arguments
+from aenv.runtimes.qemu.disk import InstanceDisk
+from aenv.runtimes.qemu.host import find_qemu, host_cpu, kvm_works
+from aenv.runtimes.qemu.instance import QemuInstance
+from aenv.runtimes.qemu.layers import QemuLayers
+from aenv.runtimes.qemu.process import VmProcess
+from aenv.runtimes.qemu.tsc import measure_tsc_khz
+
+Accel = Literal["auto", "kvm", "tcg"]
+
+_CPUS: Final = {"kvm": "host", "tcg": "max"}
+_TSC: Final = re.compile(r"/tsc=(\d+)$")
+_TSC_TOLERANCE: Final = 200e-6
+"""The kernel measures the TSC anew at every boot of the host and is off by a few parts in a million each time."""
+
+
+class QemuRuntime:
+    """See `aenv.runtimes.base.Runtime`. Holds nothing but facts: its instances own their processes."""
+
+    name = "qemu"
+
+    def __init__(self, machine: Machine, identity: RuntimeIdentity, open_tap: Callable[[Slot], int]) -> None:
+        self.identity = identity
+        self._machine = machine
+        self._open_tap = open_tap
+
+    @classmethod
+    async def create(
+        cls,
+        bundle: GuestBundle,
+        open_tap: Callable[[Slot], int],
+        *,
+        accel: Accel = "auto",
+        tb_size_mib: int = 32,
+        dns: str | None = None,
+    ) -> QemuRuntime:
+        """Look at the host and settle on an accelerator; takes up to 3 s where KVM doesn't work.
+
+        `open_tap` gives a new descriptor of a slot's tap and is called in a thread; `dns` is the guests' name
+        server. Raises HostNotReady.
+        """
+        binary, version = await find_qemu()
+        if accel == "auto":
+            accel = "kvm" if await kvm_works(binary, bundle) else "tcg"
+        elif accel == "kvm" and not await kvm_works(binary, bundle):
+            raise HostNotReady(
+                "KVM doesn't run a guest on this host: check /dev/kvm, or use the accelerator tcg"
+            )
+        tsc_khz = await asyncio.to_thread(measure_tsc_khz) if accel == "tcg" else None
+        model = _CPUS[accel]
+        cpu = f"tcg/{model}/tsc={tsc_khz}" if accel == "tcg" else f"kvm/{model}/{host_cpu()}"
+        identity = RuntimeIdentity("qemu", version, cpu, bundle.identity)
+        return cls(Machine(binary, accel, model, tb_size_mib, tsc_khz, dns, bundle), identity, open_tap)
+
+    async def boot(self, spec: BootSpec, place: Place) -> QemuInstance:
+        """Boot `spec.image` for the first time; its memory is a file in the instance's folder."""
+        disk_bytes = spec.resources.disk_mib << 20
+        disk = InstanceDisk(place.folder, disk_bytes, spec.image, ())
+        memory = place.folder / "memory"
+
+        def prepare() -> dict[str, object]:
+            if spec.image.stat().st_size > disk_bytes:
+                raise InvalidRequest(
+                    f"the image {spec.image} is larger than a disk of {spec.resources.disk_mib} MiB"
+                )
+            descriptor = os.open(memory, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(descriptor, spec.resources.memory_mib << 20)
+            finally:
+                os.close(descriptor)
+            return disk.create()
+
+        try:
+            chain = await to_the_end(asyncio.to_thread(prepare))
+            process = await self._start(
+                spec.resources, place, memory, (chain, root_over(disk.top)), boot=True, state=None
+            )
+        except OSError as error:
+            raise RuntimeFailure(
+                f"the virtual machine can't be started in {place.folder}: {error}"
+            ) from error
+        return QemuInstance(
+            process,
+            identity=self.identity,
+            place=place,
+            resources=spec.resources,
+            disk=disk,
+            memory=memory,
+            booted=True,
+        )
+
+    async def spawn(self, capture: Capture, place: Place) -> QemuBareVmm:
+        """Start a VMM process that can `load` captures with the key of `capture`."""
+        key = self.key(capture)
+        layers = QemuLayers.of(capture)
+        resources = capture.resources
+        nothing = placeholder(resources.disk_mib << 20)
+        state = os.memfd_create("device-state", os.MFD_CLOEXEC)
+        try:
+            size = await asyncio.to_thread(lambda: layers.memory_base.stat().st_size)
+            if size != resources.memory_mib << 20:
+                raise RuntimeFailure(f"the memory base {layers.memory_base} has {size} bytes: it is damaged")
+            disk = (nothing, root_over(str(nothing["node-name"])))
+            process = await self._start(resources, place, layers.memory_base, disk, boot=False, state=state)
+        except OSError as error:
+            os.close(state)
+            raise RuntimeFailure(
+                f"the virtual machine can't be started in {place.folder}: {error}"
+            ) from error
+        except BaseException:
+            os.close(state)
+            raise
+        return QemuBareVmm(process, key=key, key_of=self.key, place=place, state=state)
+
+    def key(self, capture: Capture) -> str:
+        """The memory base and the machine's size. Raises RuntimeFailure for another identity."""
+        self._check_identity(capture.identity)
+        size = capture.resources
+        base = QemuLayers.of(capture).memory_base
+        return f"{base}?memory={size.memory_mib}&cpus={size.cpu_count}&disk={size.disk_mib}"
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _start(
+        self,
+        resources: Resources,
+        place: Place,
+        memory: Path,
+        disk: tuple[dict[str, object], ...],
+        *,
+        boot: bool,
+        state: int | None,
+    ) -> VmProcess:
+        tap = await to_the_end(asyncio.to_thread(self._open_tap, place.slot), undo=os.close)
+        try:
+            command = arguments(
+                self._machine,
+                resources,
+                place.slot,
+                memory=memory,
+                memory_is_shared=boot,
+                disk=disk,
+                tap=tap,
+            )
+            command += self._machine.boot_arguments() if boot else ["-S", "-incoming", "defer"]
+            process = await VmProcess.start(command, place.folder, [tap] if state is None else [tap, state])
+        finally:
+            os.close(tap)
+        if not boot:
+            try:
+                events = {"capabilities": [{"capability": "events", "state": True}]}
+                await process.execute("migrate-set-capabilities", events)
+            except BaseException:
+                await process.stop()
+                raise
+        return process
+
+    def _check_identity(self, identity: RuntimeIdentity) -> None:
+        """Equal but for the TSC, which may differ by a hair: the guest's clock is then off by as little."""
+        ours, theirs = _TSC.search(self.identity.cpu), _TSC.search(identity.cpu)
+        if ours and theirs and abs(int(ours[1]) - int(theirs[1])) <= int(ours[1]) * _TSC_TOLERANCE:
+            identity = replace(identity, cpu=identity.cpu[: theirs.start()] + ours[0])
+        if identity != self.identity:
+            raise RuntimeFailure(
+                f"the capture was made by {identity} and can't be restored by {self.identity}; "
+                "its files can still be used by a new boot"
+            )

@@ -1,0 +1,1 @@
+"""The heart: which sandboxes exist, what state they are in, and how they change."""

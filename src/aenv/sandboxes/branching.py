@@ -1,0 +1,175 @@
+"""One capture with three endings: pause stops the VM, snapshot and fork let it go on."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+
+from aenv import ids, timings
+from aenv.errors import AenvError, InvalidRequest
+from aenv.sandboxes import capturing, store
+from aenv.sandboxes.capturing import Captured
+from aenv.sandboxes.core import Core
+from aenv.sandboxes.creation import Creation, child_of
+from aenv.sandboxes.machines import Machine
+from aenv.sandboxes.models import Sandbox, Template
+from aenv.sandboxes.states import TRANSITIONS, Operation, State
+from aenv.tasks import finish
+from aenv.templates import store as templates_store
+
+log = structlog.get_logger()
+
+
+class Branching:
+    """Operations that capture a running VM."""
+
+    def __init__(self, core: Core, creation: Creation) -> None:
+        self._core = core
+        self._creation = creation
+
+    async def pause(self, sandbox_id: str, *, require_healthy_guest: bool = False) -> None:
+        """Capture and stop, holding the lock. On failure the sandbox runs as before, or is lost."""
+        core = self._core
+        sandbox = await core.claim(sandbox_id, Operation.PAUSE)
+        machine = await core.machine_of(sandbox)
+        core.live.close(sandbox_id)
+        captured = await self._capture(sandbox, machine, Operation.PAUSE, require_healthy_guest)
+
+        def record(connection: sqlite3.Connection) -> None:
+            core.captures.insert(connection, captured.id, captured.capture)
+            store.change(
+                connection,
+                sandbox_id,
+                {State.PAUSING},
+                state=State.PAUSED,
+                end_at=time.time(),
+                capture_id=captured.id,
+                instance_id=None,
+                envd_unresponsive_at_pause=captured.guest_unresponsive,
+            )
+
+        try:
+            await core.database.run(record)
+        except BaseException as error:
+            await finish(self._go_on(sandbox, machine, Operation.PAUSE, error))
+            raise
+        core.live.remove(sandbox_id)
+        self._core.tasks.start(self._settle(core.starter.stopped.put(sandbox_id, machine), captured))
+
+    async def snapshot(self, sandbox_id: str, name: str | None) -> Template:
+        """A snapshot of a running sandbox; a name that a snapshot already has is repointed."""
+        async with self._branch(sandbox_id, Operation.SNAPSHOT) as (sandbox, captured):
+
+            def record(connection: sqlite3.Connection) -> Template:
+                template = _snapshot_record(connection, sandbox, name, captured.id)
+                self._record(connection, sandbox, Operation.SNAPSHOT, captured)
+                templates_store.put(connection, template)
+                return template
+
+            return await self._core.database.run(record)
+
+    async def fork(self, sandbox_id: str, count: int, timeout: float | None) -> Sequence[Sandbox | AenvError]:
+        """`count` copies of a running sandbox, started side by side; one result each."""
+        async with self._branch(sandbox_id, Operation.FORK) as (parent, captured):
+            children = [child_of(parent, captured.id, timeout) for _ in range(count)]
+
+            def record(connection: sqlite3.Connection) -> None:
+                self._record(connection, parent, Operation.FORK, captured)
+                for child in children:
+                    store.insert(connection, child)
+
+            await self._core.database.run(record)
+        return await asyncio.gather(*(self._child(child) for child in children))
+
+    async def _child(self, child: Sandbox) -> Sandbox | AenvError:
+        try:
+            return await self._creation.start(child)
+        except AenvError as error:
+            return error
+
+    @asynccontextmanager
+    async def _branch(self, sandbox_id: str, operation: Operation) -> AsyncIterator[tuple[Sandbox, Captured]]:
+        """Capture a running sandbox and let it go on; the block then records the capture."""
+        core = self._core
+        async with core.locks.hold(sandbox_id):
+            sandbox = await core.claim(sandbox_id, operation)
+            machine = await core.machine_of(sandbox)
+            with timings.measure("frozen"):
+                captured = await self._capture(sandbox, machine, operation, require_healthy_guest=False)
+                await self._go_on(sandbox, machine, operation, None)
+            try:
+                yield sandbox, captured
+            except BaseException:
+                await finish(core.unclaim(sandbox_id, operation))
+                raise
+        self._core.tasks.start(self._settle([], captured))
+
+    async def _capture(
+        self, sandbox: Sandbox, machine: Machine, operation: Operation, require_healthy_guest: bool
+    ) -> Captured:
+        try:
+            return await capturing.take(
+                machine, self._core.captures, require_healthy_guest=require_healthy_guest
+            )
+        except BaseException as error:
+            await finish(self._go_on(sandbox, machine, operation, error))
+            raise
+
+    async def _go_on(
+        self, sandbox: Sandbox, machine: Machine, operation: Operation, error: BaseException | None
+    ) -> None:
+        """Let the VM run again; after an error the sandbox is as before, or lost if it can't run."""
+        try:
+            await capturing.release(machine)
+        except AenvError as failure:
+            cause = "" if error is None else f"{error}; and "
+            await self._core.end_lost(sandbox.id, machine, f"{cause}it could not go on: {failure}")
+            if error is None:
+                raise
+            return
+        if error is not None:
+            self._core.live.reopen(sandbox.id)
+            await self._core.unclaim(sandbox.id, operation)
+
+    def _record(
+        self, connection: sqlite3.Connection, sandbox: Sandbox, operation: Operation, captured: Captured
+    ) -> None:
+        """Record the capture, and that the sandbox, which now depends on its layers, runs on."""
+        self._core.captures.insert(connection, captured.id, captured.capture)
+        via = TRANSITIONS[operation].via
+        store.change(connection, sandbox.id, {via}, state=State.RUNNING, capture_id=captured.id)
+
+    async def _settle(self, machines: Sequence[Machine], captured: Captured) -> None:
+        """After the answer: make the capture durable, end what isn't kept, remove what isn't needed."""
+        try:
+            await self._core.captures.sync(captured.capture)
+        except OSError as error:
+            log.error("a capture can't be made durable", capture=captured.id, error=repr(error))
+        for machine in machines:
+            await self._core.machines.destroy(machine)
+        await self._core.tidy()
+
+
+def _snapshot_record(
+    connection: sqlite3.Connection, sandbox: Sandbox, name: str | None, capture_id: str
+) -> Template:
+    """The new record, or the known one of that name with a new capture and build."""
+    known = None if name is None else templates_store.get(connection, name)
+    if known is not None and not known.is_snapshot:
+        raise InvalidRequest(f"the name {name!r} belongs to a template: choose another")
+    now = time.time()
+    return Template(
+        id=ids.new_template_id() if known is None else known.id,
+        build_id=ids.new_build_id(),
+        name=name,
+        capture_id=capture_id,
+        resources=sandbox.resources,
+        created_at=now if known is None else known.created_at,
+        updated_at=now,
+        source_sandbox_id=sandbox.id,
+    )

@@ -1,0 +1,171 @@
+"""What every operation on a sandbox is made of: turns, claims, publishing a VM, losing one.
+
+Operations on one sandbox take turns, in the order in which they came, by a lock per sandbox; each then
+claims its transition by compare-and-set in the database, which is the authority. An operation runs to
+its end even if the client that asked for it goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from aenv import ids
+from aenv.database import Database
+from aenv.errors import AenvError, Conflict, InvalidRequest, SandboxNotFound, ShuttingDown
+from aenv.sandboxes import store
+from aenv.sandboxes.live import LiveSandboxes
+from aenv.sandboxes.machines import Machine, Machines
+from aenv.sandboxes.models import Sandbox
+from aenv.sandboxes.pools import Activity
+from aenv.sandboxes.starting import Starter
+from aenv.sandboxes.states import LIVE, TRANSITIONS, VISIBLE, Operation, State
+from aenv.snapshots.captures import Captures
+from aenv.tasks import KeyedLocks, TaskSet
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class Core:
+    """Shared by the operations; knows the database, the machines and who has which."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        captures: Captures,
+        machines: Machines,
+        starter: Starter,
+        activity: Activity,
+        max_timeout: float,
+    ) -> None:
+        self.database = database
+        self.captures = captures
+        self.machines = machines
+        self.starter = starter
+        self.live = LiveSandboxes()
+        self.locks = KeyedLocks()
+        self.tasks = TaskSet()
+        self.closing = False
+        self._activity = activity
+        self._max_timeout = max_timeout
+
+    def check_timeout(self, timeout: float) -> None:
+        """Raise InvalidRequest unless `timeout` (seconds) can be granted."""
+        if not 0 < timeout <= self._max_timeout:
+            raise InvalidRequest(f"timeout must be more than 0 and at most {self._max_timeout:g} seconds")
+
+    async def whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run an operation to its end, whoever stops waiting for it."""
+        if self.closing:
+            work.close()
+            raise ShuttingDown
+        with self._activity.request():
+            return await asyncio.shield(self.tasks.start(work))
+
+    async def get(self, sandbox_id: str) -> Sandbox:
+        """The record of a running or paused sandbox. Raises SandboxNotFound."""
+        found = None
+        if ids.is_sandbox_id(sandbox_id):
+            found = await self.database.run(lambda c: store.get(c, sandbox_id))
+        if found is None or found.state not in VISIBLE:
+            raise SandboxNotFound(sandbox_id)
+        return found
+
+    async def claim(self, sandbox_id: str, operation: Operation) -> Sandbox:
+        """Claim a transition by compare-and-set, holding the lock. Raises SandboxNotFound or Conflict."""
+        transition = TRANSITIONS[operation]
+        before = await self.get(sandbox_id)
+        claimed = await self.database.run(
+            lambda c: store.change(c, sandbox_id, transition.sources, state=transition.via)
+        )
+        if claimed is None:
+            raise Conflict(f"can't {operation} sandbox {sandbox_id}: it is {before.state}")
+        return claimed
+
+    async def unclaim(self, sandbox_id: str, operation: Operation) -> None:
+        """The operation failed and the sandbox is as before."""
+        transition = TRANSITIONS[operation]
+        failed = transition.failed
+
+        def transaction(connection: sqlite3.Connection) -> None:
+            if failed is None:
+                store.delete(connection, sandbox_id)
+            else:
+                store.change(connection, sandbox_id, {transition.via}, state=failed)
+
+        await self.database.run(transaction)
+
+    async def publish(
+        self, sandbox: Sandbox, machine: Machine, operation: Operation, timeout: float, **changes: Any
+    ) -> Sandbox:
+        """A started machine becomes its sandbox's: the record first, then the ports open."""
+        transition = TRANSITIONS[operation]
+        changed = await self.database.run(
+            lambda c: store.change(
+                c,
+                sandbox.id,
+                {transition.via},
+                state=State.RUNNING,
+                end_at=time.time() + timeout,
+                timeout=timeout,
+                instance_id=machine.id,
+                envd_unresponsive_at_pause=False,
+                **changes,
+            )
+        )
+        if changed is None:
+            await self.machines.destroy(machine)
+            raise SandboxNotFound(sandbox.id)
+        self.live.add(changed, machine)
+        self._watch(sandbox.id, machine)
+        return changed
+
+    def _watch(self, sandbox_id: str, machine: Machine) -> None:
+        """Notice when the VM ends by itself."""
+
+        def ended(future: asyncio.Future[str]) -> None:
+            if not future.cancelled():
+                self.tasks.start(self._lose(sandbox_id, machine, future.result()))
+
+        machine.instance.ended.add_done_callback(ended)
+
+    async def _lose(self, sandbox_id: str, machine: Machine, reason: str) -> None:
+        """The VM ended by itself. Does nothing if the sandbox has given it up meanwhile."""
+        async with self.locks.hold(sandbox_id):
+            if self.live.machine(sandbox_id) is machine:
+                await self.end_lost(sandbox_id, machine, reason)
+
+    async def end_lost(self, sandbox_id: str, machine: Machine | None, reason: str) -> None:
+        """Mark a sandbox whose VM is gone or can't go on as lost, and end what is left of the VM."""
+        log.error("sandbox lost", sandbox=sandbox_id, reason=reason)
+        self.live.remove(sandbox_id)
+        await self.database.run(
+            lambda c: store.change(
+                c, sandbox_id, LIVE, state=State.LOST, reason=reason, end_at=time.time(), instance_id=None
+            )
+        )
+        if machine is not None:
+            await self.machines.destroy(machine)
+
+    async def machine_of(self, sandbox: Sandbox) -> Machine:
+        """The live machine of a claimed sandbox. Without one the sandbox is lost: SandboxNotFound."""
+        machine = self.live.machine(sandbox.id)
+        if machine is None:
+            await self.end_lost(sandbox.id, None, "its VM is gone")
+            raise SandboxNotFound(sandbox.id)
+        return machine
+
+    async def tidy(self) -> None:
+        """Remove captures that nothing needs any more; failures are logged, the next time may do."""
+        try:
+            await self.captures.collect()
+        except (AenvError, OSError) as error:
+            log.error("captures can't be removed", error=repr(error))

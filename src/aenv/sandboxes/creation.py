@@ -1,0 +1,108 @@
+"""Sandboxes come to life: create, resume, connect."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import time
+
+from aenv import ids
+from aenv.errors import TemplateNotFound
+from aenv.sandboxes import store
+from aenv.sandboxes.core import Core
+from aenv.sandboxes.models import CreateSandbox, Sandbox, Template
+from aenv.sandboxes.states import Operation, State
+from aenv.templates import store as templates_store
+from aenv.templates.service import TemplateService
+
+
+class Creation:
+    """Operations that end with a running VM."""
+
+    def __init__(self, core: Core, templates: TemplateService) -> None:
+        self._core = core
+        self._templates = templates
+
+    async def create(self, request: CreateSandbox) -> Sandbox:
+        """Start a sandbox from a template or snapshot."""
+        self._core.check_timeout(request.timeout)
+        template = await self._templates.find(request.template)
+
+        def insert(connection: sqlite3.Connection) -> Sandbox:
+            current = templates_store.get(connection, template.id)
+            if current is None:
+                raise TemplateNotFound(request.template)
+            sandbox = _new(request, current)
+            store.insert(connection, sandbox)
+            return sandbox
+
+        async def work() -> Sandbox:
+            return await self.start(await self._core.database.run(insert))
+
+        return await self._core.whole(work())
+
+    async def start(self, sandbox: Sandbox) -> Sandbox:
+        """Start the VM of a row in state `creating`; on failure the row is gone."""
+        core = self._core
+        async with core.locks.hold(sandbox.id):
+            try:
+                machine = await core.starter.start(sandbox, hot=True)
+            except BaseException:
+                await core.unclaim(sandbox.id, Operation.CREATE)
+                raise
+            return await core.publish(sandbox, machine, Operation.CREATE, sandbox.timeout)
+
+    async def resume(self, sandbox_id: str, timeout: float, auto_pause: bool | None) -> Sandbox:
+        """Resume a paused sandbox with a new deadline, holding its lock."""
+        core = self._core
+        sandbox = await core.claim(sandbox_id, Operation.RESUME)
+        try:
+            machine = await core.starter.start(sandbox, hot=False)
+        except BaseException:
+            await core.unclaim(sandbox_id, Operation.RESUME)
+            raise
+        changes = {} if auto_pause is None else {"auto_pause": auto_pause}
+        return await core.publish(sandbox, machine, Operation.RESUME, timeout, **changes)
+
+
+def _new(request: CreateSandbox, template: Template) -> Sandbox:
+    """The record of a sandbox that is about to start."""
+    now = time.time()
+    private = not request.network.get("allowPublicTraffic", True)
+    return Sandbox(
+        id=ids.new_sandbox_id(),
+        template_id=template.id,
+        alias=template.name,
+        state=State.CREATING,
+        started_at=now,
+        end_at=now + request.timeout,
+        timeout=request.timeout,
+        auto_pause=request.auto_pause,
+        auto_resume=request.auto_resume,
+        resources=template.resources,
+        capture_id=template.capture_id,
+        envd_token=ids.new_token() if request.secure else None,
+        traffic_token=ids.new_token() if private else None,
+        metadata=request.metadata,
+        env=request.env,
+        network=request.network,
+        allow_internet_access=request.allow_internet_access,
+    )
+
+
+def child_of(parent: Sandbox, capture_id: str, timeout: float | None) -> Sandbox:
+    """The record of a fork's child: the parent's, with an identity of its own."""
+    now = time.time()
+    granted = parent.timeout if timeout is None else timeout
+    return dataclasses.replace(
+        parent,
+        id=ids.new_sandbox_id(),
+        state=State.CREATING,
+        started_at=now,
+        timeout=granted,
+        end_at=now + granted,
+        capture_id=capture_id,
+        envd_token=None if parent.envd_token is None else ids.new_token(),
+        traffic_token=None if parent.traffic_token is None else ids.new_token(),
+        instance_id=None,
+    )

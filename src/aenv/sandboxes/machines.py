@@ -1,0 +1,134 @@
+"""Machines: an instance together with its network slot, its folder and a client of its guest agent."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from aenv import ids
+from aenv.guest.client import EnvdClient, InitRequest
+from aenv.network.base import NetworkPool
+from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Place, Runtime
+from aenv.sandboxes.models import ENVD_PORT, Sandbox
+from aenv.tasks import finish
+
+log = structlog.get_logger()
+
+GUEST_TIMEOUT = 30.0
+"""Seconds that a started guest has to answer. Under emulation on a busy host it takes seconds."""
+
+FREEZE_TIMEOUT = 5.0
+"""Seconds that a running guest has to freeze its processes before it counts as unresponsive."""
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """One live VM with everything that must be given back when it ends."""
+
+    place: Place
+    instance: Instance
+    guest: EnvdClient
+
+    @property
+    def id(self) -> str:
+        """Name of its folder and of the instance in a sandbox's record."""
+        return self.place.folder.name
+
+
+GuestFactory = Callable[[str], EnvdClient]
+"""Makes the client for an agent's base URL."""
+
+
+class Machines:
+    """Makes and destroys machines. `at_once` bounds how many are being started at a time."""
+
+    def __init__(
+        self, runtime: Runtime, network: NetworkPool, workspace: Path, guests: GuestFactory, at_once: int
+    ) -> None:
+        self._runtime = runtime
+        self._network = network
+        self._workspace = workspace
+        self._guests = guests
+        self.starting = asyncio.Semaphore(at_once)
+
+    def key(self, capture: Capture) -> str:
+        """Which bare VMMs can load this capture."""
+        return self._runtime.key(capture)
+
+    async def _place(self) -> Place:
+        slot = await self._network.acquire()
+        folder = self._workspace / ids.new_instance_id()
+        try:
+            folder.mkdir(parents=True)
+        except BaseException:
+            await self._network.release(slot)
+            raise
+        return Place(slot, folder)
+
+    async def _give_back(self, place: Place) -> None:
+        await asyncio.to_thread(shutil.rmtree, place.folder, ignore_errors=True)
+        await self._network.release(place.slot)
+
+    def _machine(self, place: Place, instance: Instance) -> Machine:
+        return Machine(place, instance, self._guests(f"http://{place.slot.host_address}:{ENVD_PORT}"))
+
+    async def spawn(self, capture: Capture) -> BareVmm:
+        """A VMM process ready to load captures like this one. End it with `discard`."""
+        place = await self._place()
+        try:
+            return await self._runtime.spawn(capture, place)
+        except BaseException:
+            await finish(self._give_back(place))
+            raise
+
+    async def discard(self, vmm: BareVmm) -> None:
+        """End a bare VMM that wasn't needed."""
+        await vmm.stop()
+        await self._give_back(vmm.place)
+
+    async def load(self, vmm: BareVmm, capture: Capture) -> Machine:
+        """Put a capture into a bare VMM; the machine is frozen. On failure the VMM is gone."""
+        try:
+            instance = await vmm.load(capture)
+        except BaseException:
+            await finish(self.discard(vmm))
+            raise
+        return self._machine(vmm.place, instance)
+
+    async def boot(self, spec: BootSpec) -> Machine:
+        """Boot an image and wait for its agent."""
+        place = await self._place()
+        try:
+            instance = await self._runtime.boot(spec, place)
+        except BaseException:
+            await finish(self._give_back(place))
+            raise
+        machine = self._machine(place, instance)
+        try:
+            await machine.guest.wait_healthy(GUEST_TIMEOUT)
+        except BaseException:
+            await finish(self.destroy(machine))
+            raise
+        return machine
+
+    async def destroy(self, machine: Machine) -> None:
+        """Stop the VM and give everything back."""
+        await machine.guest.close()
+        await machine.instance.stop()
+        await self._give_back(machine.place)
+
+
+def identity(sandbox: Sandbox) -> InitRequest:
+    """What a restored guest must be told before a client can reach it: time and entropy come with it."""
+    return InitRequest(
+        sandbox_id=sandbox.id,
+        template_id=sandbox.template_id,
+        access_token=sandbox.envd_token or "",
+        env_vars=sandbox.env,
+        hostname=sandbox.id,
+    )

@@ -1,0 +1,174 @@
+"""The operations on sandboxes, as the HTTP edge and the proxy see them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from aenv import ids
+from aenv.errors import AenvError, InvalidRequest, SandboxNotFound
+from aenv.sandboxes import store
+from aenv.sandboxes.branching import Branching
+from aenv.sandboxes.core import Core
+from aenv.sandboxes.creation import Creation
+from aenv.sandboxes.deadlines import Deadlines
+from aenv.sandboxes.models import CreateSandbox, Endpoint, Sandbox, SandboxFilter, Template
+from aenv.sandboxes.states import Operation, State
+from aenv.templates.service import TemplateService
+
+log = structlog.get_logger()
+
+AUTO_RESUME_TIMEOUT = 300.0
+"""Least time to the deadline after traffic has resumed a sandbox, seconds, as in E2B."""
+
+
+class SandboxService:
+    """All operations on the sandboxes of one node; implements `aenv.sandboxes.base.Sandboxes`."""
+
+    def __init__(self, core: Core, templates: TemplateService, max_fork: int) -> None:
+        self._core = core
+        self._max_fork = max_fork
+        self._creation = Creation(core, templates)
+        self._branching = Branching(core, self._creation)
+        self._deadlines = Deadlines(core, self._expire)
+        self._pauses: dict[str, asyncio.Future[None]] = {}
+
+    async def create(self, request: CreateSandbox) -> Sandbox:
+        """Start a sandbox; see `Sandboxes.create`."""
+        return await self._creation.create(request)
+
+    async def get(self, sandbox_id: str) -> Sandbox:
+        """The record of a running or paused sandbox; see `Sandboxes.get`."""
+        return await self._core.get(sandbox_id)
+
+    async def list(self, query: SandboxFilter) -> Sequence[Sandbox]:
+        """One page of records; see `Sandboxes.list`."""
+        return await self._core.database.run(lambda c: store.find(c, query))
+
+    async def connect(self, sandbox_id: str, timeout: float) -> tuple[Sandbox, bool]:
+        """Resume if paused, extend the deadline; see `Sandboxes.connect`."""
+        self._core.check_timeout(timeout)
+
+        async def work() -> tuple[Sandbox, bool]:
+            async with self._core.locks.hold(sandbox_id):
+                sandbox = await self._core.get(sandbox_id)
+                if sandbox.state is State.PAUSED:
+                    return await self._creation.resume(sandbox_id, timeout, None), True
+                return await self._deadlines.extend(sandbox, timeout), False
+
+        return await self._core.whole(work())
+
+    async def resume(self, sandbox_id: str, timeout: float, auto_pause: bool | None = None) -> Sandbox:
+        """Resume a paused sandbox; see `Sandboxes.resume`."""
+        self._core.check_timeout(timeout)
+
+        async def work() -> Sandbox:
+            async with self._core.locks.hold(sandbox_id):
+                return await self._creation.resume(sandbox_id, timeout, auto_pause)
+
+        return await self._core.whole(work())
+
+    async def pause(self, sandbox_id: str, *, require_healthy_guest: bool = False) -> None:
+        """Capture and stop; see `Sandboxes.pause`."""
+        if (under_way := self._pauses.get(sandbox_id)) is not None:
+            await asyncio.shield(under_way)
+            return
+        await self._core.whole(self._pause(sandbox_id, require_healthy_guest))
+
+    async def _pause(self, sandbox_id: str, require_healthy_guest: bool, *, if_passed: bool = False) -> None:
+        async with self._core.locks.hold(sandbox_id):
+            if if_passed and not await self._deadlines.has_passed(sandbox_id):
+                return
+            outcome = asyncio.ensure_future(
+                self._branching.pause(sandbox_id, require_healthy_guest=require_healthy_guest)
+            )
+            self._pauses[sandbox_id] = outcome
+            try:
+                await outcome
+            finally:
+                del self._pauses[sandbox_id]
+
+    async def kill(self, sandbox_id: str) -> None:
+        """Delete a sandbox; see `Sandboxes.kill`."""
+        await self._core.whole(self._kill(sandbox_id))
+
+    async def _kill(self, sandbox_id: str, *, if_passed: bool = False) -> None:
+        core = self._core
+        async with core.locks.hold(sandbox_id):
+            if if_passed and not await self._deadlines.has_passed(sandbox_id):
+                return
+            await core.claim(sandbox_id, Operation.KILL)
+            machine = core.live.remove(sandbox_id) or core.starter.stopped.take(sandbox_id)
+            if machine is not None:
+                await core.machines.destroy(machine)
+            await core.database.run(lambda c: store.delete(c, sandbox_id))
+        await core.tidy()
+
+    async def _expire(self, sandbox_id: str) -> None:
+        """What happens at a deadline, unless it was moved or something else came first."""
+        sandbox = await self._core.database.run(lambda c: store.get(c, sandbox_id))
+        if sandbox is not None and sandbox.auto_pause:
+            await self._core.whole(self._pause(sandbox_id, require_healthy_guest=False, if_passed=True))
+        elif sandbox is not None:
+            await self._core.whole(self._kill(sandbox_id, if_passed=True))
+
+    async def set_timeout(self, sandbox_id: str, timeout: float) -> None:
+        """Set the deadline; see `Sandboxes.set_timeout`."""
+        await self._deadlines.set(sandbox_id, timeout)
+
+    async def refresh(self, sandbox_id: str, duration: float) -> None:
+        """Extend the deadline; see `Sandboxes.refresh`."""
+        await self._deadlines.refresh(sandbox_id, duration)
+
+    async def fork(
+        self, sandbox_id: str, count: int, timeout: float | None = None
+    ) -> Sequence[Sandbox | AenvError]:
+        """Start copies of a running sandbox; see `Sandboxes.fork`."""
+        if not 1 <= count <= self._max_fork:
+            raise InvalidRequest(f"count must be from 1 to {self._max_fork}, not {count}")
+        if timeout is not None:
+            self._core.check_timeout(timeout)
+        return await self._core.whole(self._branching.fork(sandbox_id, count, timeout))
+
+    async def snapshot(self, sandbox_id: str, name: str | None = None) -> Template:
+        """Take a snapshot of a running sandbox; see `Sandboxes.snapshot`."""
+        if name is not None and not ids.is_name(name):
+            raise InvalidRequest(f"the snapshot name {name!r} is not made of a-z, 0-9, '-' and '_' only")
+        return await self._core.whole(self._branching.snapshot(sandbox_id, name))
+
+    def live_endpoint(self, sandbox_id: str) -> Endpoint | None:
+        """The endpoint if the sandbox runs right now."""
+        return self._core.live.endpoint(sandbox_id)
+
+    async def endpoint(self, sandbox_id: str) -> Endpoint:
+        """Where to send traffic; see `Sandboxes.endpoint`."""
+        async with self._core.locks.hold(sandbox_id):
+            sandbox = await self._core.get(sandbox_id)
+            found = self._core.live.endpoint(sandbox_id)
+        if found is None and sandbox.state is State.PAUSED and sandbox.auto_resume:
+            await self.connect(sandbox_id, max(sandbox.timeout, AUTO_RESUME_TIMEOUT))
+            found = self._core.live.endpoint(sandbox_id)
+        if found is None:
+            raise SandboxNotFound(sandbox_id)
+        return found
+
+    async def watch_deadlines(self) -> None:
+        """Keep the deadlines until cancelled."""
+        await self._deadlines.run()
+
+    async def close(self, bound: float) -> None:
+        """Pause every running sandbox, side by side, within `bound` seconds; log which couldn't be."""
+        core = self._core
+        core.closing = True
+        await core.tasks.drain()
+        pauses = [core.tasks.start(self._pause(each, require_healthy_guest=False)) for each in core.live]
+        if pauses:
+            _, late = await asyncio.wait(pauses, timeout=bound)
+            for task in late:
+                task.cancel()
+        await core.tasks.drain()
+        for sandbox_id in core.live:
+            machine = core.live.machine(sandbox_id)
+            await core.end_lost(sandbox_id, machine, "it couldn't be paused when the server stopped")

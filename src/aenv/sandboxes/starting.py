@@ -1,0 +1,139 @@
+"""Getting a running machine for a sandbox, by the quickest way there is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from aenv import timings
+from aenv.errors import AenvError, GuestUnresponsive
+from aenv.runtimes.base import BareVmm, Capture
+from aenv.sandboxes.machines import GUEST_TIMEOUT, Machine, Machines, identity
+from aenv.sandboxes.models import Sandbox
+from aenv.sandboxes.pools import Activity, Pool, StoppedMachines
+from aenv.snapshots.captures import Captures
+from aenv.tasks import finish
+
+log = structlog.get_logger()
+
+KINDS = 4
+"""Of how many templates, and of how many memory bases, spare machines are kept."""
+
+
+class Starter:
+    """Starts machines: from a stopped VM, a hot VM, a bare VMM or from nothing, in this order.
+
+    - *stopped*: the sandbox's own VM, paused but still in memory;
+    - *hot*: a VM of the same capture, restored and answering, then stopped before it got an identity;
+    - *bare*: a VMM process that holds the memory base already.
+    """
+
+    def __init__(
+        self,
+        machines: Machines,
+        captures: Captures,
+        activity: Activity,
+        *,
+        hot_vms: int,
+        bare_vms: int,
+        stopped_vms: int,
+    ) -> None:
+        self._machines = machines
+        self._captures = captures
+        self._examples: dict[str, Capture] = {}
+        self.stopped = StoppedMachines(stopped_vms)
+        self.hot = Pool[Machine](
+            "hot",
+            hot_vms,
+            KINDS,
+            make=self._make_hot,
+            dispose=machines.destroy,
+            ended=lambda machine: machine.instance.ended.done(),
+            activity=activity,
+        )
+        self.bare = Pool[BareVmm](
+            "bare",
+            bare_vms,
+            KINDS,
+            make=self._make_bare,
+            dispose=machines.discard,
+            ended=lambda vmm: vmm.ended.done(),
+            activity=activity,
+        )
+
+    async def run(self) -> None:
+        """Keep the pools filled until cancelled, then empty them and give up the stopped machines."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.hot.run())
+                group.create_task(self.bare.run())
+        finally:
+            for machine in self.stopped.take_all():
+                await finish(self._machines.destroy(machine))
+
+    async def start(self, sandbox: Sandbox, *, hot: bool) -> Machine:
+        """A running machine in the state of `sandbox.capture_id`, which knows that it is `sandbox`.
+
+        `hot` allows a hot VM, and asks that there be one next time.
+        """
+        machine = self.stopped.take(sandbox.id)
+        if machine is not None and not machine.instance.ended.done():
+            try:
+                return await self._awaken(machine, sandbox)
+            except AenvError as error:
+                log.warning("a stopped VM didn't come back", sandbox=sandbox.id, error=str(error))
+        elif machine is not None:
+            await finish(self._machines.destroy(machine))
+        machine = self.hot.take(sandbox.capture_id) if hot else None
+        if machine is not None:
+            return await self._awaken(machine, sandbox)
+        async with self._machines.starting:
+            return await self._awaken(await self._restore(sandbox.capture_id), sandbox)
+
+    async def _awaken(self, machine: Machine, sandbox: Sandbox) -> Machine:
+        """Let the vCPUs run and tell the guest who it is. On failure the machine is destroyed."""
+        try:
+            await machine.instance.thaw()
+            timings.mark("running")
+            async with asyncio.timeout(GUEST_TIMEOUT):
+                await machine.guest.init(identity(sandbox))
+                machine.guest.set_token(sandbox.envd_token)
+            timings.mark("answering")
+        except TimeoutError as error:
+            await finish(self._machines.destroy(machine))
+            raise GuestUnresponsive(
+                f"the guest of sandbox {sandbox.id} didn't answer in {GUEST_TIMEOUT:g} s"
+            ) from error
+        except BaseException:
+            await finish(self._machines.destroy(machine))
+            raise
+        return machine
+
+    async def _restore(self, capture_id: str) -> Machine:
+        """A frozen machine in the captured state."""
+        capture = await self._captures.get(capture_id)
+        key = self._machines.key(capture)
+        self._examples[key] = capture
+        vmm = self.bare.take(key)
+        if vmm is None:
+            with timings.measure("spawn"):
+                vmm = await self._machines.spawn(capture)
+        with timings.measure("load"):
+            return await self._machines.load(vmm, capture)
+
+    async def _make_hot(self, capture_id: str) -> Machine:
+        async with self._machines.starting:
+            machine = await self._restore(capture_id)
+            try:
+                await machine.instance.thaw()
+                await machine.guest.wait_healthy(GUEST_TIMEOUT)
+                await machine.instance.freeze()
+            except BaseException:
+                await finish(self._machines.destroy(machine))
+                raise
+            return machine
+
+    async def _make_bare(self, key: str) -> BareVmm:
+        async with self._machines.starting:
+            return await self._machines.spawn(self._examples[key])

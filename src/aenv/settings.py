@@ -1,0 +1,85 @@
+"""Settings of the server: environment variables `AENV_*`, with defaults that suit one machine.
+
+The command line's options set the same names, so there is one list of settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, each with its unit in the name or the description."""
+
+    model_config = SettingsConfigDict(env_prefix="AENV_", frozen=True, extra="ignore")
+
+    home: Path = Field(Path("/var/lib/aenv"), description="Folder of all state; made if missing")
+    host: str = Field("127.0.0.1", description="Address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
+    domain: str | None = Field(None, description="Domain of sandbox hosts <port>-<id>.<domain>")
+
+    runtime: Literal["auto", "qemu", "fake"] = Field("auto", description="Virtual machine monitor")
+    accel: Literal["auto", "kvm", "tcg"] = Field("auto", description="QEMU accelerator")
+
+    cpu_count: int = Field(2, ge=1, le=32, description="vCPUs of the base template")
+    memory_mib: int = Field(512, ge=128, le=65536, description="Memory of the base template, MiB")
+    disk_mib: int = Field(10240, ge=1024, description="Disk of the base template, MiB, sparse")
+
+    hot_vms: int = Field(2, ge=0, le=64, description="Restored, answering, stopped VMs kept per template")
+    bare_vms: int = Field(2, ge=0, le=64, description="Spare VMM processes kept for resumes and forks")
+    stopped_vms: int = Field(4, ge=0, le=1000, description="Paused sandboxes whose VMM stays in memory")
+    prepared_slots: int = Field(4, ge=0, le=4000, description="Network slots prepared ahead")
+    concurrent_starts: int = Field(4, ge=1, le=64, description="VM starts and captures at once")
+    max_fork: int = Field(16, ge=1, le=100, description="Most children of one fork")
+
+    default_timeout: int = Field(300, ge=1, description="Seconds to a sandbox's deadline, new API")
+    default_timeout_v1: int = Field(15, ge=1, description="Seconds to a sandbox's deadline, old API")
+    max_timeout: int = Field(
+        30 * 24 * 3600, ge=1, description="Longest timeout that can be asked for, seconds"
+    )
+    auto_pause: bool = Field(True, description="Pause at the deadline when a create doesn't say")
+
+    slot_network: IPv4Network = Field(IPv4Network("10.11.0.0/16"), description="Addresses at which the host reaches guests")
+    veth_network: IPv4Network = Field(IPv4Network("10.12.0.0/16"), description="Addresses of the links into namespaces")
+    dns: str | None = Field(None, description="Name server of guests; the host's first one if unset")
+
+    @property
+    def tag(self) -> str:
+        """Six hex digits that tell this server's namespaces and links from another's on the host."""
+        return hashlib.sha256(str(self.home.resolve()).encode()).hexdigest()[:6]
+
+    @property
+    def bundle_dir(self) -> Path:
+        """The guest kernel and initramfs."""
+        return self.home / "bundle"
+
+    @property
+    def images_dir(self) -> Path:
+        """Root file systems, immutable."""
+        return self.home / "images"
+
+    @property
+    def workspace_dir(self) -> Path:
+        """What live VMs are writing now: one folder per instance."""
+        return self.home / "workspace"
+
+    @property
+    def captures_dir(self) -> Path:
+        """Layers of paused sandboxes, snapshots and templates: one folder per capture."""
+        return self.home / "captures"
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file of all records."""
+        return self.home / "aenv.db"
+
+    @property
+    def api_key_file(self) -> Path:
+        """The deployment's API key, readable only by its owner."""
+        return self.home / "secrets" / "api-key"

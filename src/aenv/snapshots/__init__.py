@@ -1,0 +1,1 @@
+"""Captures on disk: who needs which layer, and what may be removed."""

@@ -1,0 +1,137 @@
+"""Captures and their layers on disk, kept as long as a sandbox or template names them.
+
+A capture is a folder of new layers plus a record that names every layer, inherited ones included. The
+files are written first and the record last, so a record never names a layer that isn't there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import structlog
+from pydantic import TypeAdapter
+
+from aenv import ids
+from aenv.database import Database
+from aenv.errors import RuntimeFailure
+from aenv.runtimes.base import Capture, Layer
+
+log = structlog.get_logger()
+
+_RECORD = TypeAdapter(Capture)
+
+_UNUSED = """
+SELECT id FROM captures WHERE id NOT IN (SELECT capture_id FROM sandboxes)
+AND id NOT IN (SELECT capture_id FROM templates)
+"""
+
+
+class Captures:
+    """The captures under one home folder. Paths in records are relative to it, so it can be moved."""
+
+    def __init__(self, database: Database, home: Path, folder: Path) -> None:
+        self._database = database
+        self._home = home
+        self._folder = folder
+
+    def new(self) -> tuple[str, Path]:
+        """An id for a new capture and its empty folder, to be filled, then recorded or discarded."""
+        capture_id = ids.new_capture_id()
+        folder = self._folder / capture_id
+        folder.mkdir(parents=True)
+        return capture_id, folder
+
+    async def discard(self, capture_id: str) -> None:
+        """Remove the folder of a capture that came to nothing."""
+        await asyncio.to_thread(shutil.rmtree, self._folder / capture_id, ignore_errors=True)
+
+    def insert(self, connection: sqlite3.Connection, capture_id: str, capture: Capture) -> None:
+        """Record a capture, inside a transaction that also makes something refer to it."""
+        layers = tuple(Layer(layer.role, layer.path.relative_to(self._home)) for layer in capture.layers)
+        record = Capture(capture.identity, capture.resources, layers)
+        connection.execute(
+            "INSERT INTO captures (id, record) VALUES (?, ?)",
+            (capture_id, _RECORD.dump_json(record).decode()),
+        )
+        connection.executemany(
+            "INSERT OR IGNORE INTO capture_layers (capture_id, path) VALUES (?, ?)",
+            [(capture_id, str(layer.path)) for layer in layers],
+        )
+
+    async def get(self, capture_id: str) -> Capture:
+        """A recorded capture, with absolute paths. Raises RuntimeFailure if a layer is missing."""
+        row = await self._database.run(
+            lambda c: c.execute("SELECT record FROM captures WHERE id = ?", (capture_id,)).fetchone()
+        )
+        if row is None:
+            raise RuntimeFailure(f"capture {capture_id} is not recorded")
+        record = _RECORD.validate_json(row[0])
+        layers = tuple(Layer(layer.role, self._home / layer.path) for layer in record.layers)
+        for layer in layers:
+            if not layer.path.exists():
+                raise RuntimeFailure(f"layer {layer.path.name} ({layer.role}) of {capture_id} is missing")
+        return Capture(record.identity, record.resources, layers)
+
+    async def sync(self, capture: Capture) -> None:
+        """Make the capture's own layers survive a power cut."""
+
+        def flush() -> None:
+            for layer in capture.layers:
+                if layer.path.is_relative_to(self._folder):
+                    descriptor = os.open(layer.path, os.O_RDONLY)
+                    try:
+                        os.fdatasync(descriptor)
+                    finally:
+                        os.close(descriptor)
+
+        await asyncio.to_thread(flush)
+
+    async def collect(self) -> None:
+        """Remove captures that nothing refers to, and the layers that no other capture names."""
+
+        def transaction(connection: sqlite3.Connection) -> list[str]:
+            unused = [row[0] for row in connection.execute(_UNUSED)]
+            candidates: set[str] = set()
+            for capture_id in unused:
+                rows = connection.execute(
+                    "SELECT path FROM capture_layers WHERE capture_id = ?", (capture_id,)
+                )
+                candidates.update(row[0] for row in rows)
+                connection.execute("DELETE FROM captures WHERE id = ?", (capture_id,))
+            named = "SELECT 1 FROM capture_layers WHERE path = ?"
+            return [path for path in candidates if connection.execute(named, (path,)).fetchone() is None]
+
+        paths = await self._database.run(transaction)
+        if paths:
+            await asyncio.to_thread(self._remove, [self._home / path for path in paths])
+
+    def _remove(self, paths: list[Path]) -> None:
+        for path in paths:
+            if not path.is_relative_to(self._folder):
+                continue  # a root file system image: it belongs to the images folder
+            path.unlink(missing_ok=True)
+            try:
+                path.parent.rmdir()
+            except OSError:
+                continue  # other layers in the folder are still needed
+
+    async def sweep(self) -> None:
+        """At start, before anything captures: remove every file that no record names."""
+        await self.collect()
+        rows = await self._database.run(
+            lambda c: c.execute("SELECT DISTINCT path FROM capture_layers").fetchall()
+        )
+        known = {self._home / row[0] for row in rows}
+
+        def walk() -> None:
+            for folder in self._folder.iterdir():
+                unknown = [path for path in folder.iterdir() if path not in known]
+                self._remove(unknown)
+                if not unknown and not any(folder.iterdir()):
+                    folder.rmdir()
+
+        await asyncio.to_thread(walk)

@@ -1,0 +1,90 @@
+"""Small asyncio helpers: work that runs to its end, and locks by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import structlog
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end even if the caller is cancelled; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        _note_outcome(task)
+        raise
+
+
+def _note_outcome(task: asyncio.Task[Any]) -> None:
+    """Log a failure that no caller is left to hear of."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.debug("work without a listener failed", error=repr(error))
+
+
+class TaskSet:
+    """Owns tasks that outlive the request that started them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start `work`. The task must handle its own errors, or be awaited by someone."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        _note_outcome(task)
+
+    async def drain(self) -> None:
+        """Wait for every task, those started meanwhile included."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+class KeyedLocks:
+    """A fair lock per key that exists only while someone holds or awaits it."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def hold(self, key: str) -> AsyncIterator[None]:
+        """Hold the lock of `key`; waiters get it in the order in which they came."""
+        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[key]
+            if users == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = (lock, users - 1)
+
+    def held(self, key: str) -> bool:
+        """Whether someone holds or awaits the lock of `key`."""
+        return key in self._locks
+
+
+async def cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and wait until it has ended. A failure it ended with before is raised."""
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        if (current := asyncio.current_task()) is not None and current.cancelling():
+            raise

@@ -1,0 +1,1 @@
+"""Templates: names that point to captures."""

@@ -1,0 +1,85 @@
+"""The `base` template: Debian, booted once, captured with its agent running."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+from aenv import ids
+from aenv.database import Database
+from aenv.errors import RuntimeFailure
+from aenv.images.progress import Progress
+from aenv.runtimes.base import BootSpec, Capture, Resources, RuntimeIdentity
+from aenv.sandboxes.machines import Machines
+from aenv.sandboxes.models import Template
+from aenv.snapshots.captures import Captures
+from aenv.tasks import finish
+from aenv.templates import store
+
+BASE = "base"
+
+
+async def ensure_base(
+    *,
+    image: Path,
+    resources: Resources,
+    identity: RuntimeIdentity,
+    database: Database,
+    captures: Captures,
+    machines: Machines,
+    progress: Progress,
+) -> Template:
+    """The `base` template for this runtime and size; made if it isn't there or doesn't fit any more."""
+    known = await database.run(lambda c: store.get(c, BASE))
+    if known is not None and await _fits(known, resources, identity, captures):
+        return known
+    with progress.step("base template") as line:
+        line("booting")
+        capture_id, folder = captures.new()
+        try:
+            capture = await _boot_and_capture(BootSpec(image, resources), machines, folder)
+            line("writing it to disk")
+            await captures.sync(capture)
+        except BaseException:
+            await finish(captures.discard(capture_id))
+            raise
+
+        def record(connection: sqlite3.Connection) -> Template:
+            now = time.time()
+            template = Template(
+                id=ids.new_template_id() if known is None else known.id,
+                build_id=ids.new_build_id(),
+                name=BASE,
+                capture_id=capture_id,
+                resources=resources,
+                created_at=now if known is None else known.created_at,
+                updated_at=now,
+            )
+            captures.insert(connection, capture_id, capture)
+            store.put(connection, template)
+            return template
+
+        template = await database.run(record)
+        await captures.collect()
+        return template
+
+
+async def _fits(
+    template: Template, resources: Resources, identity: RuntimeIdentity, captures: Captures
+) -> bool:
+    try:
+        capture = await captures.get(template.capture_id)
+    except RuntimeFailure:
+        return False
+    return capture.resources == resources and capture.identity == identity
+
+
+async def _boot_and_capture(spec: BootSpec, machines: Machines, folder: Path) -> Capture:
+    machine = await machines.boot(spec)
+    try:
+        await machine.guest.freeze()
+        await machine.instance.freeze()
+        return await machine.instance.capture(folder)
+    finally:
+        await finish(machines.destroy(machine))

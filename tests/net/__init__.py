@@ -1,0 +1,1 @@
+"""Tests of the network slots, with real namespaces."""

@@ -1,0 +1,195 @@
+"""Which packets reach whom."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import pytest
+
+from aenv.network.base import GUEST_ADDRESS, Slot
+from aenv.network.pool import SlotPool
+from tests.net.conftest import MakeGuest, MakePool
+from tests.net.support import HOST_ADDRESS, OUTSIDE_ADDRESS, Guest, Outside, ip, nothing_arrived, udp
+
+
+async def start(pool: SlotPool, make_guest: MakeGuest) -> tuple[Slot, Guest]:
+    await pool.start()
+    return await join(pool, make_guest)
+
+
+async def join(pool: SlotPool, make_guest: MakeGuest) -> tuple[Slot, Guest]:
+    slot = await pool.acquire()
+    return slot, make_guest(pool, slot)
+
+
+def reach_outside(guest: Guest, outside: Outside) -> str:
+    """Send a datagram out and back; returns the source that the outside saw.
+
+    Frames are carried in order, so what the guest sent before has been dealt with by then.
+    """
+    with outside.udp(port=7000) as server, guest.udp() as client:
+        client.sendto(b"ask", (OUTSIDE_ADDRESS, 7000))
+        data, source = server.recvfrom(100)
+        assert data == b"ask"
+        server.sendto(b"answer", source)
+        assert client.recv(100) == b"answer"
+        return str(source[0])
+
+
+async def test_the_host_reaches_the_guest_at_its_host_address(
+    make_pool: MakePool, make_guest: MakeGuest
+) -> None:
+    slot, guest = await start(make_pool(), make_guest)
+    with guest.udp(GUEST_ADDRESS, 4000) as server, udp() as client:
+        client.sendto(b"hello", (slot.host_address, 4000))
+        data, source = server.recvfrom(100)
+        assert data == b"hello"
+        server.sendto(b"welcome", source)
+        assert client.recvfrom(100) == (b"welcome", (slot.host_address, 4000))
+
+
+async def test_the_guest_reaches_the_outside_as_the_host(
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside
+) -> None:
+    _, guest = await start(make_pool(), make_guest)
+    assert reach_outside(guest, outside) == HOST_ADDRESS
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+async def test_streams_pass_whole_with_offloads(
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside, direction: str
+) -> None:
+    slot, guest = await start(make_pool(), make_guest)
+    payload = bytes(range(256)) * 16_000
+    place, client, address = (
+        (guest, socket.socket(), slot.host_address)
+        if direction == "in"
+        else (outside, guest.tcp(), OUTSIDE_ADDRESS)
+    )
+    with place.tcp() as listener, client:
+        listener.settimeout(10)
+        client.settimeout(10)
+        listener.bind(("", 4001))
+        listener.listen()
+
+        def echo() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(10)
+                while data := connection.recv(65536):
+                    connection.sendall(data)
+
+        def send() -> None:
+            client.sendall(payload)
+            client.shutdown(socket.SHUT_WR)
+
+        def exchange() -> bytes:
+            client.connect((address, 4001))
+            sender = threading.Thread(target=send)
+            sender.start()
+            received = bytearray()
+            while data := client.recv(65536):
+                received += data
+            sender.join()
+            return bytes(received)
+
+        _, received = await asyncio.gather(asyncio.to_thread(echo), asyncio.to_thread(exchange))
+    assert received == payload
+
+
+async def test_the_guest_reaches_no_address_of_the_host(
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside
+) -> None:
+    slot, guest = await start(make_pool(), make_guest)
+    link = next(line for line in ip("-4", "-o", "addr").splitlines() if "10.212." in line)
+    veth_address = link.split()[3].partition("/")[0]
+    with udp(port=5000) as host, guest.udp() as client:
+        for address in (HOST_ADDRESS, veth_address, "169.254.0.22", slot.host_address):
+            client.sendto(b"knock", (address, 5000))
+        reach_outside(guest, outside)
+        assert nothing_arrived(host)
+
+
+async def test_metadata_addresses_are_not_reached(
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside
+) -> None:
+    outside.ip("addr", "add", "169.254.169.254/32", "dev", "lo")
+    ip("route", "add", "169.254.169.254/32", "via", OUTSIDE_ADDRESS)
+    _, guest = await start(make_pool(), make_guest)
+    with outside.udp(port=5001) as metadata, guest.udp() as client, udp() as host:
+        client.sendto(b"token", ("169.254.169.254", 5001))
+        reach_outside(guest, outside)
+        assert nothing_arrived(metadata)
+        metadata.settimeout(5)
+        host.sendto(b"control", ("169.254.169.254", 5001))
+        assert metadata.recv(100) == b"control"
+
+
+@pytest.mark.parametrize("second_tag", ["same pool", "0bad"])
+async def test_guests_do_not_reach_each_other(
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside, second_tag: str
+) -> None:
+    pool = make_pool()
+    _, attacker = await start(pool, make_guest)
+    if second_tag == "same pool":
+        slot, victim = await join(pool, make_guest)
+    else:
+        slot, victim = await start(make_pool(second_tag), make_guest)
+    with victim.udp(port=5002) as server, attacker.udp() as client, udp() as host:
+        client.sendto(b"attack", (slot.host_address, 5002))
+        reach_outside(attacker, outside)
+        assert nothing_arrived(server)
+        server.settimeout(5)
+        host.sendto(b"control", (slot.host_address, 5002))
+        assert server.recv(100) == b"control"
+
+
+async def test_the_outside_does_not_reach_a_guest(
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside
+) -> None:
+    slot, guest = await start(make_pool(), make_guest)
+    outside.ip("route", "add", "default", "via", HOST_ADDRESS)
+    with guest.udp(port=5003) as server, outside.udp() as client, udp() as host:
+        client.sendto(b"attack", (slot.host_address, 5003))
+        host.sendto(b"control", (slot.host_address, 5003))
+        assert server.recv(100) == b"control"
+        assert nothing_arrived(server)
+
+
+async def test_spoofed_sources_are_dropped(
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside
+) -> None:
+    pool = make_pool()
+    slot, guest = await start(pool, make_guest)
+    other = await pool.acquire()
+    with outside.udp(port=5004) as server:
+        for source in ("198.51.100.7", slot.host_address, other.host_address):
+            guest.ip("addr", "add", f"{source}/32", "dev", "lo")
+            with guest.udp(source) as client:
+                client.sendto(b"lie", (OUTSIDE_ADDRESS, 5004))
+        reach_outside(guest, outside)
+        assert nothing_arrived(server)
+
+
+async def test_the_next_tenant_gets_no_answers_to_the_last_one(
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside
+) -> None:
+    pool = make_pool()
+    await pool.start()
+    slot = await pool.acquire()
+    first = make_guest(pool, slot)
+    with outside.udp(port=5005) as server:
+        with first.udp(port=6000) as client:
+            client.sendto(b"ask", (OUTSIDE_ADDRESS, 5005))
+            _, source = server.recvfrom(100)
+        first.close()
+        await pool.release(slot)
+        again, second = await join(pool, make_guest)
+        assert again == slot
+        with second.udp(port=6000) as client, udp() as host:
+            server.sendto(b"late", source)
+            host.sendto(b"control", (slot.host_address, 6000))
+            assert client.recv(100) == b"control"
+            assert nothing_arrived(client)
