@@ -46,3 +46,7 @@ class EnvdBuildHook(BuildHookInterface[Any]):
         build_envd(Path(self.root))
         build_data["pure_python"] = False
         build_data["infer_tag"] = False
+
+
+if __name__ == "__main__":
+    print(build_envd(Path(__file__).parent))  # noqa: T201 (the one result of this script)

@@ -14,21 +14,33 @@ import pytest
 
 from aenv.network.base import Slot
 from aenv.network.pool import SlotPool
-from tests.net.support import Guest, Outside, host_state
+from tests.net.support import TAG, Guest, Outside, enter_namespace, enter_new_namespace, host_state, ip
 
 TEST_SLOTS = IPv4Network("10.211.0.0/22")
 TEST_VETHS = IPv4Network("10.212.0.0/21")
-TAG = f"{os.getpid() & 0xFFFF:04x}"
 
 MakePool = Callable[..., SlotPool]
 MakeGuest = Callable[[SlotPool, Slot], Guest]
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Every test leaves the host as it found it."""
+def private_host() -> Iterator[None]:
+    """A fresh namespace is the host of each test, so servers and tests beside it neither see nor feel it."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    enter_new_namespace()
+    try:
+        ip("link", "set", "lo", "up")
+        yield
+    finally:
+        enter_namespace(home)
+        os.close(home)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(private_host: None) -> Iterator[None]:
+    """Every test leaves the host as it found it."""
     before = host_state()
     yield
     deadline = time.monotonic() + 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import select
@@ -17,10 +18,27 @@ from aenv.network.base import GATEWAY_ADDRESS, GUEST_ADDRESS, GUEST_MAC
 
 T = TypeVar("T")
 
-HOST_ADDRESS: Final = "203.0.113.1"
-OUTSIDE_ADDRESS: Final = "203.0.113.2"
+TAG: Final = f"{os.getpid() & 0xFFFF:04x}"
+"""In the names of all that these tests make, since `/run/netns` is shared by the machine."""
+OTHER_TAG: Final = f"{TAG}0"
+HOST_ADDRESS: Final = "198.18.113.1"
+OUTSIDE_ADDRESS: Final = "198.18.113.2"
 _TUNSETOFFLOAD: Final = 0x400454D0
 _CHECKSUM_AND_TSO4: Final = 0x3
+
+
+_CLONE_NEWNET: Final = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter_new_namespace() -> None:
+    """Move this thread, and those it starts from now on, into a network of its own."""
+    assert _libc.unshare(_CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+
+
+def enter_namespace(descriptor: int) -> None:
+    """Move this thread back into a network."""
+    assert _libc.setns(descriptor, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
 
 def ip(*arguments: str) -> str:
@@ -28,16 +46,22 @@ def ip(*arguments: str) -> str:
     return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 
+def nft(*arguments: str, namespace: str | None = None) -> None:
+    """Change rules of the host or of a namespace."""
+    prefix = ["ip", "netns", "exec", namespace] if namespace else []
+    subprocess.run([*prefix, "nft", *arguments], check=True)
+
+
 def host_state() -> dict[str, object]:
     """All that a pool could leave behind."""
     return {
-        "namespaces": namespaces.names(),
+        "namespaces": [name for name in namespaces.names() if TAG in name],
         "links": sorted(name for _, name in socket.if_nameindex()),
         "routes": sorted(ip("-4", "route", "show", "table", "all").splitlines()),
         "tables": subprocess.run(
             ["nft", "list", "tables"], check=True, capture_output=True, text=True
         ).stdout,
-        "mounts": sorted(line for line in Path("/proc/mounts").read_text().splitlines() if "nsfs" in line),
+        "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if TAG in line],
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "threads": sorted(thread.name for thread in threading.enumerate() if "aenv" in thread.name),
         "children": Path(f"/proc/self/task/{os.getpid()}/children").read_text(),

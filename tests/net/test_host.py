@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,13 @@ from aenv.network import firewall
 from aenv.network.base import NetworkPool, Slot
 from aenv.network.fake import FakeSlotPool
 from aenv.network.plan import HostRoute, SlotPlan
-from tests.net.conftest import TAG, MakePool
-from tests.net.support import Outside
+from tests.net.conftest import MakePool
+from tests.net.support import TAG, Outside
 
 START = "import asyncio; from aenv.network.pool import SlotPool; asyncio.run(SlotPool('beef').start())"
 
 
-def forwarding() -> str:
-    return Path("/proc/sys/net/ipv4/ip_forward").read_text().strip()
+FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 
 
 async def test_ranges_that_the_host_uses_are_refused(make_pool: MakePool, outside: Outside) -> None:
@@ -54,8 +54,9 @@ async def test_refused_rules_say_what_nft_said() -> None:
 
 
 async def test_forwarding_is_on_after_a_start(make_pool: MakePool) -> None:
+    await asyncio.to_thread(FORWARDING.write_text, "0")
     await make_pool().start()
-    assert forwarding() == "1"
+    assert await asyncio.to_thread(FORWARDING.read_text) == "1\n"
 
 
 @pytest.mark.parametrize("tag", ["", "abc", "abcdef0", "ABCD", "wxyz", "ab-cd"])
@@ -110,7 +111,8 @@ async def test_the_fake_behaves_like_a_pool() -> None:
     await pool.start(keep=[2])
     first, third = await pool.acquire(), await pool.acquire()
     assert [first.index, third.index] == [1, 3]
-    assert first.host_address == "127.0.0.1"
+    assert first.host_address != third.host_address
+    assert all(IPv4Address(slot.host_address).is_loopback for slot in (first, third))
     with pytest.raises(Overloaded):
         await pool.acquire()
     os.close(pool.open_tap(first))

@@ -17,8 +17,8 @@ from aenv.errors import HostNotReady, Overloaded, RuntimeFailure, ShuttingDown
 from aenv.network import links, namespaces
 from aenv.network.base import GUEST_ADDRESS, NetworkPool, Slot
 from aenv.network.builder import SlotBuilder
-from tests.net.conftest import TAG, TEST_SLOTS, TEST_VETHS, MakeGuest, MakePool
-from tests.net.support import OUTSIDE_ADDRESS, Outside, host_state, ip, udp
+from tests.net.conftest import TEST_SLOTS, TEST_VETHS, MakeGuest, MakePool
+from tests.net.support import OTHER_TAG, OUTSIDE_ADDRESS, TAG, Outside, host_state, ip, udp
 
 CRASH = """
 import asyncio, ipaddress, os, sys
@@ -121,7 +121,7 @@ async def test_returned_slots_beyond_what_is_kept_are_removed(make_pool: MakePoo
     await pool.start()
     slots = [await pool.acquire() for _ in range(3)]
     await asyncio.gather(*(pool.release(slot) for slot in slots))
-    assert [name for name in namespaces.names() if TAG in name] == [slots[0].namespace]
+    assert [name for name in namespaces.names() if f"-{TAG}-" in name] == [slots[0].namespace]
 
 
 async def test_a_released_slot_holds_nothing_of_its_tenant(
@@ -250,7 +250,7 @@ async def test_a_start_removes_what_a_crash_left_but_keeps_what_is_named(make_po
     crash_a_server()
     pool = make_pool()
     await pool.start(keep=[2, 77])
-    assert [name for name in namespaces.names() if TAG in name] == [f"aenv-{TAG}-2"]
+    assert [name for name in namespaces.names() if f"-{TAG}-" in name] == [f"aenv-{TAG}-2"]
     kept = pool._plan.slot(2)
     await pool.adopt(kept)
     os.close(pool.open_tap(kept))
@@ -273,18 +273,18 @@ async def test_a_start_that_fails_keeps_the_slots_of_running_machines(
         patch.setattr(SlotBuilder, "occupied", refuse)
         with pytest.raises(HostNotReady, match="broken"):
             await make_pool().start(keep=[1])
-    assert [name for name in namespaces.names() if TAG in name] == [f"aenv-{TAG}-1"]
+    assert [name for name in namespaces.names() if f"-{TAG}-" in name] == [f"aenv-{TAG}-1"]
     await make_pool().start()
 
 
 async def test_two_servers_share_a_host_and_its_addresses(make_pool: MakePool) -> None:
-    one, other = make_pool(), make_pool("0bad")
+    one, other = make_pool(), make_pool(OTHER_TAG)
     await one.start()
     await other.start()
     slots = [await pool.acquire() for _ in range(3) for pool in (one, other)]
     assert len({slot.host_address for slot in slots}) == 6
     await one.close()
-    assert sorted(name for name in namespaces.names() if "0bad" in name) == sorted(
+    assert sorted(name for name in namespaces.names() if f"-{OTHER_TAG}-" in name) == sorted(
         slot.namespace for slot in slots[1::2]
     )
     os.close(other.open_tap(slots[1]))

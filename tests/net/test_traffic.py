@@ -5,13 +5,26 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
+from aenv.network import namespaces
 from aenv.network.base import GUEST_ADDRESS, Slot
 from aenv.network.pool import SlotPool
 from tests.net.conftest import MakeGuest, MakePool
-from tests.net.support import HOST_ADDRESS, OUTSIDE_ADDRESS, Guest, Outside, ip, nothing_arrived, udp
+from tests.net.support import (
+    HOST_ADDRESS,
+    OTHER_TAG,
+    OUTSIDE_ADDRESS,
+    TAG,
+    Guest,
+    Outside,
+    ip,
+    nft,
+    nothing_arrived,
+    udp,
+)
 
 
 async def start(pool: SlotPool, make_guest: MakeGuest) -> tuple[Slot, Guest]:
@@ -22,6 +35,16 @@ async def start(pool: SlotPool, make_guest: MakeGuest) -> tuple[Slot, Guest]:
 async def join(pool: SlotPool, make_guest: MakeGuest) -> tuple[Slot, Guest]:
     slot = await pool.acquire()
     return slot, make_guest(pool, slot)
+
+
+def disable_reverse_path_filter(slot: Slot) -> None:
+    """Turn the reverse path filter of a slot's namespace off."""
+
+    def write() -> None:
+        for interface in ("all", "tap0"):
+            Path(f"/proc/sys/net/ipv4/conf/{interface}/rp_filter").write_text("0")
+
+    namespaces.run_inside(slot.namespace, write)
 
 
 def reach_outside(guest: Guest, outside: Outside) -> str:
@@ -127,7 +150,7 @@ async def test_metadata_addresses_are_not_reached(
         assert metadata.recv(100) == b"control"
 
 
-@pytest.mark.parametrize("second_tag", ["same pool", "0bad"])
+@pytest.mark.parametrize("second_tag", ["same pool", OTHER_TAG])
 async def test_guests_do_not_reach_each_other(
     make_pool: MakePool, make_guest: MakeGuest, outside: Outside, second_tag: str
 ) -> None:
@@ -146,10 +169,16 @@ async def test_guests_do_not_reach_each_other(
         assert server.recv(100) == b"control"
 
 
+@pytest.mark.parametrize("alone", ["the host's rules", "the slot's rules"])
 async def test_the_outside_does_not_reach_a_guest(
-    make_pool: MakePool, make_guest: MakeGuest, outside: Outside
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside, alone: str
 ) -> None:
     slot, guest = await start(make_pool(), make_guest)
+    if alone == "the slot's rules":
+        nft("flush", "chain", "inet", f"aenv_{TAG}", "forward_to_slot")
+    else:
+        translate = f"iifname up0 ip daddr {slot.host_address} dnat to {GUEST_ADDRESS}"
+        nft("add", "rule", "ip", "aenv", "prerouting", translate, namespace=slot.namespace)
     outside.ip("route", "add", "default", "via", HOST_ADDRESS)
     with guest.udp(port=5003) as server, outside.udp() as client, udp() as host:
         client.sendto(b"attack", (slot.host_address, 5003))
@@ -158,12 +187,19 @@ async def test_the_outside_does_not_reach_a_guest(
         assert nothing_arrived(server)
 
 
+@pytest.mark.parametrize("alone", ["the host's rules", "the slot's rules"])
 async def test_spoofed_sources_are_dropped(
-    make_pool: MakePool, make_guest: MakeGuest, outside: Outside
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside, alone: str
 ) -> None:
     pool = make_pool()
     slot, guest = await start(pool, make_guest)
+    if alone == "the slot's rules":
+        nft("flush", "chain", "inet", f"aenv_{TAG}", "check_source")
+    else:
+        nft("flush", "chain", "ip", "aenv", "source", namespace=slot.namespace)
+        disable_reverse_path_filter(slot)
     other = await pool.acquire()
+    reach_outside(guest, outside)  # so that no datagram below is lost only for want of the gateway's MAC
     with outside.udp(port=5004) as server:
         for source in ("198.51.100.7", slot.host_address, other.host_address):
             guest.ip("addr", "add", f"{source}/32", "dev", "lo")

@@ -35,7 +35,16 @@ func testGroup(t *testing.T) *userGroup {
 	if err != nil {
 		t.Skip(err)
 	}
-	t.Cleanup(func() { os.Remove(folder) })
+	t.Cleanup(func() {
+		deadline := time.Now().Add(5 * time.Second) // killed processes are members until they are reaped
+		for os.Remove(folder) != nil {
+			if time.Now().After(deadline) {
+				t.Errorf("%s is left behind", folder)
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
 	group := &userGroup{folder: folder}
 	if err := group.open(); err != nil {
 		t.Fatal(err)
@@ -88,6 +97,47 @@ func TestFreezeStopsProcessesAndThawLetsThemGoOn(t *testing.T) {
 	}
 	if err := group.resume(); err != nil {
 		t.Fatalf("thawing what runs: %v", err)
+	}
+}
+
+func TestStoppingEndsPoliteProcessesAndKillsTheRest(t *testing.T) {
+	for name, script := range map[string]string{"polite": "echo up; sleep 60 & wait", "stubborn": "trap '' TERM; echo up; sleep 60 & wait; wait"} {
+		t.Run(name, func(t *testing.T) {
+			group := testGroup(t)
+			command := exec.Command("sh", "-c", script)
+			command.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.dir.Fd()), Setpgid: true}
+			output, err := command.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := command.Start(); err != nil {
+				t.Skip(err)
+			}
+			defer syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
+			if _, err := bufio.NewReader(output).ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+			if err := group.stop(); err != nil { // frozen processes must end as well
+				t.Fatal(err)
+			}
+			if err := group.end(200 * time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
+			command.Wait()
+			signal := command.ProcessState.Sys().(syscall.WaitStatus).Signal()
+			if want := map[string]syscall.Signal{"polite": syscall.SIGTERM, "stubborn": syscall.SIGKILL}[name]; signal != want {
+				t.Errorf("ended by %v, want %v", signal, want)
+			}
+			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+				populated, err := group.event("populated 1")
+				if err != nil || time.Now().After(deadline) {
+					t.Fatalf("processes are left: %v", err)
+				}
+				if !populated {
+					break
+				}
+			}
+		})
 	}
 }
 

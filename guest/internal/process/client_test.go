@@ -77,7 +77,7 @@ type stream struct {
 // open calls a server-streaming procedure, with header fields as name, value, ….
 func (f *fixture) open(procedure, body string, header ...string) *stream {
 	f.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	f.Cleanup(cancel)
 	frame := binary.BigEndian.AppendUint32([]byte{0}, uint32(len(body)))
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/process.Process/"+procedure,
@@ -176,6 +176,11 @@ func (s *stream) rest() outcome {
 func (s *stream) until(text string) string {
 	s.f.Helper()
 	seen := ""
+	defer func() {
+		if s.f.Failed() {
+			s.f.Logf("waiting for %q, read %q", text, seen)
+		}
+	}()
 	for !strings.Contains(seen, text) {
 		msg := s.next()
 		if msg.last || msg.Event.End != nil {

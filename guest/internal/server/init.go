@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"aenv/envd/internal/rest"
 	"aenv/envd/internal/session"
 )
 
@@ -58,20 +59,20 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 	s.capture.Lock()
 	defer s.capture.Unlock()
 	if !s.captured && !s.session.Authorized(r.Header.Get(tokenHeader)) {
-		writeError(w, http.StatusUnauthorized, unauthorized)
+		rest.Error(w, http.StatusUnauthorized, rest.Unauthorized)
 		return
 	}
 	var req initRequest
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInitSize)).Decode(&req); err != nil {
-		writeError(w, http.StatusBadRequest, "malformed body: "+err.Error())
+		rest.Error(w, http.StatusBadRequest, "malformed body: %v", err)
 		return
 	}
 	if err := req.validate(); err != nil {
-		writeError(w, http.StatusBadRequest, err.Error())
+		rest.Error(w, http.StatusBadRequest, "%v", err)
 		return
 	}
 	if err := s.apply(r, &req); err != nil {
-		writeError(w, http.StatusInternalServerError, err.Error())
+		rest.Error(w, http.StatusInternalServerError, "%v", err)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -139,7 +140,7 @@ func (s *Server) freeze(w http.ResponseWriter, _ *http.Request) {
 		s.processes.Hold()
 		if err := s.guest.Freeze(); err != nil {
 			s.processes.Release(false)
-			writeError(w, http.StatusInternalServerError, "freeze user processes: "+err.Error())
+			rest.Error(w, http.StatusInternalServerError, "freeze user processes: %v", err)
 			return
 		}
 		s.captured = true
@@ -153,7 +154,7 @@ func (s *Server) unfreeze(w http.ResponseWriter, _ *http.Request) {
 	defer s.capture.Unlock()
 	if s.captured {
 		if err := s.thaw(false); err != nil {
-			writeError(w, http.StatusInternalServerError, err.Error())
+			rest.Error(w, http.StatusInternalServerError, "%v", err)
 			return
 		}
 	}

@@ -6,13 +6,11 @@ import (
 	"net/http"
 	"runtime/debug"
 
+	"aenv/envd/internal/rest"
 	"aenv/envd/internal/version"
 )
 
-const (
-	tokenHeader  = "X-Access-Token"
-	unauthorized = "unauthorized access, please provide a valid access token or method signing if supported"
-)
+const tokenHeader = "X-Access-Token"
 
 // ServeHTTP does for every request what doesn't depend on its route: CORS, the access token, and what a panic answers.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -26,7 +24,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !exempt(r) && !s.session.Authorized(r.Header.Get(tokenHeader)) {
-		writeError(w, http.StatusUnauthorized, unauthorized)
+		rest.Error(w, http.StatusUnauthorized, rest.Unauthorized)
 		return
 	}
 	tracked := &response{ResponseWriter: w}
@@ -75,7 +73,7 @@ func answerPanic(w *response, r *http.Request, p any) {
 	if w.begun || p == http.ErrAbortHandler {
 		panic(http.ErrAbortHandler)
 	}
-	writeError(w, http.StatusInternalServerError, "internal error")
+	rest.Error(w, http.StatusInternalServerError, "internal error")
 }
 
 // response remembers whether anything was written. It keeps the fast paths of the writer it wraps.

@@ -3,7 +3,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"net"
 	"net/http"
 	"strconv"
@@ -17,6 +16,7 @@ import (
 	"aenv/envd/internal/guestos"
 	"aenv/envd/internal/metrics"
 	"aenv/envd/internal/process"
+	"aenv/envd/internal/rest"
 	"aenv/envd/internal/session"
 )
 
@@ -100,7 +100,7 @@ func (s *Server) Serve(listener net.Listener) error {
 }
 
 func (s *Server) envs(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, s.session.Env())
+	rest.JSON(w, http.StatusOK, s.session.Env())
 }
 
 func notFound(w http.ResponseWriter, r *http.Request) {
@@ -108,19 +108,5 @@ func notFound(w http.ResponseWriter, r *http.Request) {
 		connect.WriteError(w, connect.Errorf(connect.Unimplemented, "no such procedure: %s", r.URL.Path))
 		return
 	}
-	writeError(w, http.StatusNotFound, "no such route: "+r.Method+" "+r.URL.Path)
-}
-
-func writeError(w http.ResponseWriter, status int, message string) {
-	writeJSON(w, status, struct {
-		Code    int    `json:"code"`
-		Message string `json:"message"`
-	}{status, message})
-}
-
-func writeJSON(w http.ResponseWriter, status int, value any) {
-	body, _ := json.Marshal(value)
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_, _ = w.Write(body)
+	rest.Error(w, http.StatusNotFound, "no such route: %s %s", r.Method, r.URL.Path)
 }

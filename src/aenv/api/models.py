@@ -6,8 +6,9 @@ contract doesn't have. Responses leave out what isn't set, except the fields the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -19,6 +20,8 @@ from aenv.sandboxes.states import State, public_state
 
 CLIENT_ID = "aenv"
 """E2B's name for the node; SDKs require the field and make nothing of it."""
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 Value = TypeVar("Value")
 Omitted = Annotated[Value | None, Field(exclude_if=lambda value: value is None)]
@@ -275,8 +278,11 @@ def _common(sandbox: Sandbox) -> dict[str, Any]:
 
 
 def moment(seconds: float) -> datetime:
-    """Seconds since the epoch as an aware time, which goes over the wire as RFC 3339 with `Z`."""
-    return datetime.fromtimestamp(seconds, UTC)
+    """Seconds since the epoch as an aware time, which goes over the wire as RFC 3339 with `Z`.
+
+    Rounded down to microseconds, so that a list of what started at or after this time has the sandbox.
+    """
+    return _EPOCH + timedelta(microseconds=math.floor(seconds * 1e6))
 
 
 class SnapshotInfo(ResponseBody):

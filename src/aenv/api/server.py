@@ -7,23 +7,21 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Protocol
 
-import structlog
 import uvicorn
 import uvloop
 
+from aenv.api import logs
 from aenv.api.app import create_app
 from aenv.api.auth import ENVIRONMENT, ApiKeys
 from aenv.errors import HostNotReady
-from aenv.images.progress import Progress
+from aenv.images.progress import Progress, RichProgress
 from aenv.proxy.app import ProxyApp
 from aenv.proxy.websocket import MAX_MESSAGE
 from aenv.sandboxes.base import Sandboxes, Templates
 from aenv.settings import Settings
-
-log = structlog.get_logger(__name__)
 
 GRACE = 5
 """Seconds that requests under way get to finish when the server stops."""
@@ -110,23 +108,36 @@ async def serve(
     """
     auth = await asyncio.to_thread(ApiKeys.load, settings)
     with _bound(settings.host, settings.port) as listener:
-        await node.start(progress)
+        if not await _done_before(stop, node.start(progress)):
+            return
         try:
-            await _serve(settings, node, stop, listener, auth, ready)
+            api = create_app(node.sandboxes, node.templates, auth, settings)
+            app = ProxyApp(api, node.sandboxes, domain=settings.domain, api_key=auth.key)
+            await _listen(app, listener, stop, ready)
         finally:
             await node.stop()
 
 
-async def _serve(
-    settings: Settings,
-    node: Node,
-    stop: asyncio.Event,
-    listener: socket.socket,
-    auth: ApiKeys,
-    ready: Callable[[str], None],
+async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` to its end, True, or cancel it when `stop` is set, False."""
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        finished = working.done()
+        working.cancel()
+        stopping.cancel()
+        await asyncio.wait({working, stopping})
+    if finished:
+        working.result()
+    return finished
+
+
+async def _listen(
+    app: ProxyApp, listener: socket.socket, stop: asyncio.Event, ready: Callable[[str], None]
 ) -> None:
-    api = create_app(node.sandboxes, node.templates, auth, settings)
-    app = ProxyApp(api, node.sandboxes, domain=settings.domain, api_key=auth.key)
+    """Serve until `stop` is set, then end what is under way within `GRACE`."""
     server = _HttpServer(app)
     serving = asyncio.create_task(server.serve([listener]))
     stopping = asyncio.create_task(stop.wait())
@@ -179,18 +190,21 @@ def usage(url: str, settings: Settings) -> str:
     return f"AgentENV serves {url}; use E2B_API_URL={url} E2B_SANDBOX_URL={url} and, as E2B_API_KEY, {key}"
 
 
-def run(settings: Settings, progress: Progress | None = None) -> int:
-    """Run the server until SIGTERM or SIGINT; returns the exit code of the process."""
+def run(settings: Settings) -> None:
+    """Run the server until SIGTERM or SIGINT.
+
+    If the host lacks something, says on stderr what, and exits with code 1.
+    """
+    logs.configure()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(_run(settings, progress))
+            runner.run(_run(settings))
         except HostNotReady as error:
             print(f"aenv: {error.message}", file=sys.stderr)  # noqa: T201 -- for the user
-            return 1
-    return 0
+            raise SystemExit(1) from error
 
 
-async def _run(settings: Settings, progress: Progress | None) -> None:
+async def _run(settings: Settings) -> None:
     from aenv.node import Node as RealNode  # noqa: PLC0415 -- drags in every runtime; tests bring their own
 
     def ready(url: str) -> None:
@@ -200,4 +214,4 @@ async def _run(settings: Settings, progress: Progress | None) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    await serve(settings, RealNode(settings), stop, ready=ready, progress=progress)
+    await serve(settings, RealNode(settings), stop, ready=ready, progress=RichProgress())

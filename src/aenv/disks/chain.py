@@ -1,8 +1,8 @@
 """Descriptions of a sandbox's disk for QEMU's block layer (QEMU `qapi/block-core.json`, BlockdevOptions).
 
-The guest's disk is the throttle node `ROOT`, which stays while what is below it is exchanged. Flushes of the guest
-don't reach the host's disk (`no-flush`): a capture is made durable by whoever records it, and a live disk needn't
-survive the host. Locks are off because sealed files are open in many VMs at once.
+The guest's disk is the throttle node `ROOT`, which stays while what is below it is exchanged. Flushes of
+the guest don't reach the host's disk (`no-flush`): a capture is made durable by whoever records it, and a
+live disk needn't survive the host. Locks are off because sealed files are open in many VMs at once.
 """
 
 from __future__ import annotations

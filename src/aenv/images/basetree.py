@@ -88,6 +88,9 @@ _REMOVED_FILES = (
 _FOLDERS_WITHOUT_FILES = ("var/log", "var/cache/apt", "var/lib/apt/lists", "tmp", "run")
 _BACKUPS = ("etc/*-", "var/cache/debconf/*-old", "var/lib/dpkg/*-old")
 
+RECIPE = (FILES, _HOMES, _REMOVED_FILES, _FOLDERS_WITHOUT_FILES, _BACKUPS)
+"""Everything that decides what `furnish` does, for those who name images by how they are made."""
+
 
 def furnish(tree: Path, *, sources: str, apt_options: str) -> None:
     """Turn the freshly bootstrapped `tree` into the base: write our files; remove caches, logs, backups.

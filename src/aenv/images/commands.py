@@ -13,6 +13,9 @@ from pathlib import Path
 from aenv.errors import HostNotReady
 from aenv.images.requirements import search_path
 
+_TIED_TO_THIS_PROCESS = ("setpriv", "--pdeathsig", "KILL")
+_OWN_NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+_CONFINED = (*_TIED_TO_THIS_PROCESS, *_OWN_NAMESPACES)
 _GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL: mmdebstrap removes its files in this time."""
 _KEPT_LINES = 15
@@ -25,11 +28,14 @@ async def run(
     on_line: Callable[[str], None] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    confined: bool = False,
 ) -> str:
     """Run `argv` to its end and return its standard output.
 
     Lines of standard error go to `on_line` as they come. `env` adds to the environment; messages are in
     English. The command leads a process group of its own, which is ended if this coroutine is cancelled.
+    `confined`, for commands that mount (needs root): the mounts never show on the host, and all of it ends
+    with this program, even if that is killed.
 
     Raises HostNotReady with the last lines of its output if the command can't start or exits non-zero.
     """
@@ -37,6 +43,7 @@ async def run(
     name = Path(argv[0]).name
     try:
         process = await asyncio.create_subprocess_exec(
+            *(_CONFINED if confined else ()),
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -50,11 +50,6 @@ _DPKG_OPTIONS = (
     "path-include=/usr/share/locale/locale.alias",
     "path-exclude=/usr/share/man/*",
 )
-_TIED_TO_THIS_PROCESS = ("setpriv", "--pdeathsig", "KILL")
-_OWN_NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-_CONFINED = (*_TIED_TO_THIS_PROCESS, *_OWN_NAMESPACES)
-"""Before mmdebstrap: what it mounts below the tree never shows on the host, and all of it ends with us,
-even if we are killed."""
 _USER = 'chroot "$1" useradd --create-home --uid 1000 --user-group --shell /bin/bash user'
 _EPOCH = "1672531200"
 """2023-01-01T00:00:00Z: SOURCE_DATE_EPOCH, so that dates in files don't depend on when it was built."""
@@ -62,7 +57,7 @@ _EPOCH = "1672531200"
 
 def base_recipe() -> str:
     """12 hex digits that change whenever `build_base` would make something else but for newer packages."""
-    parts = [RELEASE, PACKAGES, _DPKG_OPTIONS, _USER, basetree.FILES, ext4.RECIPE]
+    parts = [RELEASE, PACKAGES, _DPKG_OPTIONS, _USER, basetree.RECIPE, ext4.RECIPE]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -108,7 +103,6 @@ async def _bootstrap(tree: Path, options: Path, settings: AptSettings, line: Cal
     try:
         await run(
             [
-                *_CONFINED,
                 *("mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"),
                 f"--include={','.join(PACKAGES)}",
                 *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS),
@@ -119,6 +113,7 @@ async def _bootstrap(tree: Path, options: Path, settings: AptSettings, line: Cal
                 *(source.line(private=True) for source in settings.sources),
             ],
             on_line=line,
+            confined=True,
             env={"SOURCE_DATE_EPOCH": _EPOCH},
         )
     except HostNotReady as error:

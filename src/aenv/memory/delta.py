@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from aenv.errors import RuntimeFailure
 from aenv.memory.pages import PAGE_SIZE, PageRanges, ranges_of, split
-from aenv.memory.transfer import WORDS, PageArray, read_exactly, write_exactly
+from aenv.memory.transfer import WORDS, PageArray, bytes_of, read_exactly, write_exactly
 
 _MAGIC: Final = b"AENVDLTA"
 _VERSION: Final = 1
@@ -101,7 +101,7 @@ class DeltaWriter:
             packed = pages[: len(keep)]
             for target, (first, end) in zip(np.cumsum(_lengths(keep)), ranges_of(keep).tolist(), strict=True):
                 packed[target - (end - first) : target] = pages[first:end]
-        view = memoryview(packed).cast("B") if len(packed) else memoryview(b"")
+        view = bytes_of(packed)
         self._crc = zlib.crc32(view, self._crc)
         write_exactly(self._descriptor, view, (1 + self._data_pages) * PAGE_SIZE)
         self._data_pages += len(keep)
@@ -151,7 +151,7 @@ class DeltaReader:
         crc, done = 0, 0
         for ranges in split(ranges_of(self._data), len(buffer)):
             count = int((ranges[:, 1] - ranges[:, 0]).sum())
-            view = memoryview(buffer[:count]).cast("B")
+            view = bytes_of(buffer[:count])
             try:
                 read_exactly(self._descriptor, view, (1 + done) * PAGE_SIZE)
             except (OSError, EOFError) as error:

@@ -12,7 +12,7 @@ import numpy as np
 
 from aenv.memory.delta import open_delta
 from aenv.memory.pages import PAGE_SIZE, ranges_of
-from aenv.memory.transfer import WORDS, read_exactly, write_exactly
+from aenv.memory.transfer import WORDS, bytes_of, read_exactly, write_exactly
 
 _FICLONE: Final = 0x40049409  # linux/fs.h
 _CHUNK_PAGES: Final = 1024
@@ -76,9 +76,9 @@ def _copy(source: int, target: int) -> None:
         stop = os.lseek(source, start, os.SEEK_HOLE)
         for offset in range(start, stop, buffer.nbytes):
             pages = buffer[: -(-min(buffer.nbytes, size - offset) // PAGE_SIZE)]
-            read_exactly(source, memoryview(pages).cast("B"), offset)
+            read_exactly(source, bytes_of(pages), offset)
             for first, end in ranges_of(np.flatnonzero(pages.any(axis=1))).tolist():
-                write_exactly(target, memoryview(pages[first:end]).cast("B"), offset + first * PAGE_SIZE)
+                write_exactly(target, bytes_of(pages[first:end]), offset + first * PAGE_SIZE)
         position = stop
 
 
@@ -89,5 +89,5 @@ def _apply(delta: Path, target: int) -> None:
             done = 0
             for first, end in ranges.tolist():
                 part = pages[done : done + end - first]
-                write_exactly(target, memoryview(part).cast("B"), first * PAGE_SIZE)
+                write_exactly(target, bytes_of(part), first * PAGE_SIZE)
                 done += end - first

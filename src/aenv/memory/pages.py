@@ -93,11 +93,11 @@ def scan_ioctl(pid: int, address: int, size: int) -> PageRanges:
                     _CATEGORY_FILE,  # all that differs between results, so neighbours are merged
                 )
             )
-            count = fcntl.ioctl(pagemap, _PAGEMAP_SCAN, argument, True)  # noqa: FBT003 - positional only
+            count = fcntl.ioctl(pagemap, _PAGEMAP_SCAN, argument, True)
             found.append(regions[:count, :2].copy())
             position = _SCAN_ARGUMENT.unpack(argument)[4]
     addresses = np.concatenate(found) if found else np.empty((0, 2), dtype=np.uint64)
-    return ((addresses - np.uint64(address)) // np.uint64(PAGE_SIZE)).astype(np.int64)
+    return (addresses.astype(np.int64) - address) // PAGE_SIZE
 
 
 def scan_pagemap(pid: int, address: int, size: int) -> PageRanges:
@@ -130,7 +130,8 @@ def numbers_of(ranges: PageRanges) -> NDArray[np.int64]:
     """Ranges as ordered page numbers."""
     lengths = ranges[:, 1] - ranges[:, 0]
     ends = np.cumsum(lengths)
-    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(ranges[:, 0] - (ends - lengths), lengths)
+    shifts: NDArray[np.int64] = np.repeat(ranges[:, 0] - (ends - lengths), lengths)
+    return np.arange(len(shifts), dtype=np.int64) + shifts
 
 
 def split(ranges: PageRanges, most: int) -> list[PageRanges]:

@@ -1,7 +1,7 @@
 """Copy pages between this process and another one's memory or a file, many ranges a call.
 
-`process_vm_readv(2)` and `process_vm_writev(2)` take whole lists of ranges and copy once; `/proc/PID/mem` copies
-twice and takes one range a call. Both need the right to trace the other process.
+`process_vm_readv(2)` and `process_vm_writev(2)` take whole lists of ranges and copy once; `/proc/PID/mem`
+copies twice and takes one range a call. Both need the right to trace the other process.
 """
 
 from __future__ import annotations
@@ -50,13 +50,18 @@ def read_file(descriptor: int, ranges: PageRanges, buffer: PageArray) -> PageArr
 
     It reads rather than maps: a file cut short by someone else is then an EOFError and not a SIGBUS.
     """
-    view = memoryview(buffer).cast("B")
+    view = bytes_of(buffer)
     position = 0
     for first, end in ranges.tolist():
         length = (end - first) * PAGE_SIZE
         read_exactly(descriptor, view[position : position + length], first * PAGE_SIZE)
         position += length
     return buffer[: position // PAGE_SIZE]
+
+
+def bytes_of(pages: PageArray) -> memoryview:
+    """The memory of contiguous `pages` as bytes, without a copy."""
+    return pages.data.cast("B") if len(pages) else memoryview(b"")
 
 
 def read_exactly(descriptor: int, view: memoryview, offset: int) -> None:

@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
-from aenv.proxy.headers import end_to_end, request_headers
+from aenv.proxy.headers import HOP_BY_HOP, end_to_end, request_headers
 from aenv.proxy.http import AnswerUnreadable, Request
 from aenv.proxy.pool import CONNECT_TIMEOUT, Pool
 from aenv.sandboxes.models import Endpoint
@@ -82,7 +82,7 @@ async def bridge(request: Request, pool: Pool, endpoint: Endpoint) -> None:
         response = upstream.response
         if response is not None:
             raw = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.raw_items()]
-            accept["headers"] = end_to_end(raw, _OURS | {b"upgrade", b"connection", b"date", b"server"})
+            accept["headers"] = end_to_end(raw, _OURS | HOP_BY_HOP | {b"date"})
         await request.send(accept)
         await _carry(request.receive, request.send, upstream)
     finally:
@@ -181,11 +181,7 @@ async def _to_client(send: Send, upstream: ClientConnection) -> None:
 def _refused(refusal: InvalidStatus) -> Response:
     """The sandbox's own answer to a handshake that it didn't want."""
     answer = refusal.response
-    headers = [(name, value) for name, value in answer.headers.raw_items()]
-    response = Response(answer.body or b"", answer.status_code)
-    kept = end_to_end(
-        [(name.lower().encode(), value.encode("latin-1")) for name, value in headers],
-        _OURS | {b"transfer-encoding", b"connection"},
-    )
-    response.raw_headers.extend(kept)
+    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.raw_items()]
+    response = Response(bytes(answer.body or b""), answer.status_code)
+    response.raw_headers.extend(end_to_end(headers, _OURS | HOP_BY_HOP))
     return response

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from aenv.images.bundle import build_bundle
-from aenv.images.debian import build_base
+from aenv.images.debian import base_recipe, build_base
 from aenv.images.progress import Progress
 from aenv.network.base import NetworkPool
 from aenv.network.fake import FakeSlotPool
@@ -35,13 +35,12 @@ async def choose_runtime(settings: Settings, progress: Progress) -> Chosen:
 
     `auto` is QEMU, the only one so far; it uses KVM where a guest really runs under it.
     """
-    image = settings.images_dir.resolve() / f"base-{settings.disk_mib}.ext4"
+    image = settings.images_dir.resolve() / f"base-{base_recipe()}-{settings.disk_mib}.ext4"
     if settings.runtime == "fake":
         return Chosen(FakeRuntime(), FakeSlotPool(), image, _nothing_left)
     envd = Path(str(files("aenv.guest") / "envd"))
     bundle = await build_bundle(settings.bundle_dir.resolve(), envd, progress=progress)
-    if not image.exists():
-        await build_base(image, disk_mib=settings.disk_mib, progress=progress)
+    await build_base(image, disk_mib=settings.disk_mib, progress=progress)
     network = SlotPool(
         tag=settings.tag,
         slot_network=settings.slot_network,

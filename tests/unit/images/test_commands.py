@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +27,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def read(path: Path) -> str:
     return path.read_text().strip()
+
+
+def list_names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def open_descriptors() -> int:
@@ -56,6 +63,42 @@ async def test_cancellation_ends_the_whole_group(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await until(lambda: not process.exists())
+
+
+KILLED = """
+import asyncio, sys
+from aenv.images.commands import run
+script = "mount -t tmpfs none $1 && touch $1/inside && sleep 100 & readlink /proc/self/ns/pid > $0; wait"
+asyncio.run(run(["sh", "-c", script, *sys.argv[1:]], confined=True))
+"""
+
+
+def members(pid_namespace: str) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str((process / "ns/pid").readlink()) == pid_namespace:
+                found.append(process.name)
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+async def test_a_confined_command_ends_when_its_caller_is_killed_and_its_mounts_never_show(
+    tmp_path: Path,
+) -> None:
+    told = tmp_path / "told"
+    place = tmp_path / "place"
+    await asyncio.to_thread(place.mkdir)
+    caller = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, told, place)
+    try:
+        await until(lambda: told.exists() and told.read_text().endswith("\n"))
+        await until(lambda: len(members(read(told))) >= 2)
+        assert read(Path("/proc/self/mounts")).count(str(place)) == 0
+    finally:
+        caller.kill()
+        await caller.wait()
+    await until(lambda: not members(read(told)))
+    assert list_names(place) == []
 
 
 async def test_a_lock_is_held_by_one_at_a_time_and_freed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Final
 
 from aenv.errors import RuntimeFailure
@@ -22,12 +23,19 @@ _LOAD_TIMEOUT: Final = 30.0  # seconds for QEMU to take the device state
 class QemuBareVmm:
     """A bare VMM of `QemuRuntime`; see `aenv.runtimes.base.BareVmm`.
 
-    QEMU reads the device state from `state`, a file in memory that it inherited under the same number: unlike a
-    descriptor passed over the monitor's socket this works on every event loop.
+    QEMU reads the device state from `state`, a file in memory that it inherited under the same number: unlike
+    a descriptor passed over the monitor's socket this works on every event loop.
     """
 
     def __init__(
-        self, process: VmProcess, *, key: str, key_of: Callable[[Capture], str], place: Place, state: int
+        self,
+        process: VmProcess,
+        *,
+        key: str,
+        key_of: Callable[[Capture], str],
+        place: Place,
+        state: int,
+        workers: Executor,
     ) -> None:
         self.key = key
         self.place = place
@@ -36,6 +44,7 @@ class QemuBareVmm:
         self._key_of = key_of
         self._state: int | None = state
         self._state_number = state
+        self._workers = workers
 
     async def load(self, capture: Capture) -> QemuInstance:
         """Put `capture` into the VMM; the instance is frozen. On failure the VMM is stopped."""
@@ -66,10 +75,9 @@ class QemuBareVmm:
         disk_bytes = capture.resources.disk_mib << 20
         disk = InstanceDisk(self.place.folder, disk_bytes, layers.disk_base, layers.disk_overlays)
         # The memory must be whole before the devices: virtio reads its rings while its state is loaded.
-        await together(
-            asyncio.to_thread(self._load_memory, capture, layers, state),
-            disk.attach(self._process),
-        )
+        loop = asyncio.get_running_loop()
+        loading = loop.run_in_executor(self._workers, self._load_memory, capture, layers, state)
+        await together(loading, disk.attach(self._process))
         await to_the_end(self._load_devices())
         return QemuInstance(
             self._process,
@@ -79,6 +87,7 @@ class QemuBareVmm:
             disk=disk,
             memory=layers.memory_base,
             booted=False,
+            workers=self._workers,
         )
 
     def _load_memory(self, capture: Capture, layers: QemuLayers, state: int) -> None:

@@ -17,8 +17,11 @@ _MACHINE: Final = "microvm,acpi=on,rtc=on,pcie=off,suppress-vmdesc=on,memory-bac
 CONSOLE_BYTES: Final = 65536
 
 _KERNEL_ARGUMENTS: Final = "console=ttyS0 quiet panic=-1 reboot=t aenv.root=/dev/vda"
-_TCG_KERNEL_ARGUMENTS: Final = "tsc=reliable norandmaps mitigations=off init_on_alloc=0 apparmor=0 audit=0 randomize_kstack_offset=off nokaslr"
-"""A documented trade under emulation only: half the start-up time for defences that a guest can live without."""
+_TCG_KERNEL_ARGUMENTS: Final = (
+    "tsc=reliable norandmaps mitigations=off init_on_alloc=0 apparmor=0 audit=0 "
+    "randomize_kstack_offset=off nokaslr"
+)
+"""A trade under emulation only: half the start-up time for defences that a guest can live without."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ def arguments(
 ) -> list[str]:
     """The command line of a VM with its memory in the file `memory` and its network on the descriptor `tap`.
 
-    `disk` are the nodes of its disk, lowest first; the last one is named `ROOT`. A shared memory is written to the
-    file, another one is the process's own once written.
+    `disk` are the nodes of its disk, lowest first; the last one is named `ROOT`. A shared memory is written
+    to the file, another one is the process's own once written.
     """
     backend: Node = {
         "qom-type": "memory-backend-file",

@@ -14,9 +14,9 @@ from aenv.runtimes.qemu.process import VmProcess
 class InstanceDisk:
     """Keeps the overlays an instance writes, in its folder, until the folder is removed.
 
-    `inherited` are the sealed overlays of the capture it started from, oldest first, over the raw image `base`.
-    Overlays that are sealed here get hard links in captures; the instance keeps its own, so that it doesn't depend
-    on captures that are deleted while it runs.
+    `inherited` are the sealed overlays of the capture it started from, oldest first, over the raw image
+    `base`. Overlays that are sealed here get hard links in captures; the instance keeps its own, so that it
+    doesn't depend on captures that are deleted while it runs.
     """
 
     def __init__(self, folder: Path, size: int, base: Path, inherited: tuple[Path, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from aenv.runtimes.qemu.process import VmProcess
 class QemuInstance:
     """An instance of `QemuRuntime`; see `aenv.runtimes.base.Instance`.
 
-    `memory_base` is None if it was booted: then its memory is a shared mapping of the file `memory` in its folder,
-    and a capture copies that whole file into a new base instead of writing a delta.
+    `memory` is the file that its memory maps: after a load the base, which other VMs share and only this
+    process's own pages differ from; after a boot (`booted`) a file of its own that all writes go to. A
+    capture then copies that whole file into a new base instead of writing a delta. `workers` are the
+    threads that copy memory.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class QemuInstance:
         disk: InstanceDisk,
         memory: Path,
         booted: bool,
+        workers: Executor,
     ) -> None:
         self.place = place
         self.resources = resources
@@ -44,6 +48,7 @@ class QemuInstance:
         self._disk = disk
         self._memory = memory
         self._booted = booted
+        self._workers = workers
         self._frozen = not booted
         self._busy = asyncio.Lock()
 
@@ -92,7 +97,9 @@ class QemuInstance:
 
     async def _capture(self, folder: Path) -> Capture:
         state = folder / "device-state"
-        memory, _ = await together(asyncio.to_thread(self._save_memory, folder), self._save_devices(state))
+        loop = asyncio.get_running_loop()
+        saving = loop.run_in_executor(self._workers, self._save_memory, folder)
+        memory, _ = await together(saving, self._save_devices(state))
         await self._disk.seal(self._process)
         overlays = await to_the_end(asyncio.to_thread(self._publish_overlays, folder))
         layers = replace(memory, device_state=state, disk_overlays=overlays)

@@ -1,7 +1,7 @@
 """QEMU processes that outlived the server that started them.
 
-Each VM's folder holds a record of its process: its id, its start time and the boot of the host, so that another
-process that got the same id later is never taken for it.
+Each VM's folder holds a record of its process: its id, its start time and the boot of the host, so that
+another process that got the same id later is never taken for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def record(folder: Path, pid: int) -> None:
 
 
 async def end_leftovers(workspace: Path) -> int:
-    """Kill every VM recorded in a folder of `workspace`, wait until it is gone; returns how many there were."""
+    """Kill every VM recorded in a folder of `workspace`, wait until each is gone; returns how many lived."""
     return await asyncio.to_thread(_end_leftovers, workspace)
 
 

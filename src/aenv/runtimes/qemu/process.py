@@ -124,8 +124,11 @@ class VmProcess:
             powered_off = data.get("reason") == "guest-shutdown"
             self._end("the guest powered off" if powered_off else "the guest's kernel crashed or restarted")
         elif name == "MIGRATION" and not self.migration.done():
-            if data.get("status") in ("completed", "failed"):
-                self.migration.set_result(str(data["status"]))
+            self._on_migration(str(data.get("status")))
+
+    def _on_migration(self, status: str) -> None:
+        if status in ("completed", "failed"):
+            self.migration.set_result(status)
 
     def _end(self, reason: str) -> None:
         if not self.ended.done():

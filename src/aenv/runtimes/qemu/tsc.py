@@ -1,7 +1,7 @@
 """The frequency of this host's time stamp counter (TSC).
 
-An emulated guest reads the host's counter and must be told its frequency. The kernel knows it but shows it only in
-its log, so it is measured.
+An emulated guest reads the host's counter and must be told its frequency. The kernel knows it but shows it
+only in its log, so it is measured.
 """
 
 from __future__ import annotations

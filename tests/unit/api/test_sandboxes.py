@@ -1,0 +1,260 @@
+"""The sandbox routes: success codes, bodies, and what is refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.unit.api.support import Server, is_error
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+UNKNOWN = "i00000000000000000000"
+
+
+async def test_create_v2_is_secure_and_complete(server: Server) -> None:
+    answer = await server.request(
+        "POST", "/v2/sandboxes", {"templateID": "base", "metadata": {}, "envVars": {}}
+    )
+    assert answer.status == 201
+    assert answer.body["envdVersion"] == "0.6.13"
+    assert answer.body["clientID"] == "aenv"
+    assert answer.body["alias"] == "base"
+    assert len(answer.body["envdAccessToken"]) == 64
+    assert answer.body["trafficAccessToken"] is None
+    assert answer.body["domain"] is None
+
+
+@pytest.mark.parametrize("secure", [True, False, None])
+async def test_create_v1_is_secure_when_asked(server: Server, secure: bool | None) -> None:
+    answer = await server.request("POST", "/sandboxes", {"templateID": "base", "secure": secure})
+    assert answer.status == 201
+    assert ("envdAccessToken" in answer.body) is bool(secure)
+
+
+async def test_defaults_of_the_two_generations(server: Server) -> None:
+    for path, seconds in (("/v2/sandboxes", 300), ("/sandboxes", 15)):
+        created = await server.request("POST", path, {"templateID": "base"})
+        info = await server.request("GET", f"/sandboxes/{created.body['sandboxID']}")
+        start, end = (datetime.fromisoformat(info.body[name]) for name in ("startedAt", "endAt"))
+        assert start.tzinfo == UTC
+        assert abs((end - start).total_seconds() - seconds) < 5
+        assert info.body["lifecycle"] == {"autoResume": False, "onTimeout": "pause"}
+
+
+async def test_info_shows_what_was_asked_for(server: Server) -> None:
+    created = await server.request(
+        "POST",
+        "/v2/sandboxes",
+        {
+            "templateID": "base:default",
+            "timeout": 60,
+            "autoPause": False,
+            "autoPauseMemory": True,
+            "autoResume": {"enabled": True},
+            "metadata": {"a": "b c"},
+            "network": {"allowPublicTraffic": False},
+            "allow_internet_access": True,
+        },
+    )
+    assert len(created.body["trafficAccessToken"]) == 64
+    info = await server.request("GET", f"/sandboxes/{created.body['sandboxID']}")
+    assert info.status == 200
+    assert info.body["metadata"] == {"a": "b c"}
+    assert info.body["network"] == {"allowPublicTraffic": False}
+    assert info.body["allowInternetAccess"] is True
+    assert info.body["lifecycle"] == {"autoResume": True, "onTimeout": "kill"}
+    assert info.body["envdAccessToken"] == created.body["envdAccessToken"]
+    assert (info.body["cpuCount"], info.body["memoryMB"], info.body["diskSizeMB"]) == (2, 512, 10240)
+    assert info.body["state"] == "running"
+    assert "pauseMode" not in info.body
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"volumeMounts": [{"name": "v", "path": "/m"}]}, "volumeMounts"),
+        ({"iam": {"tokens": {"a": {"audience": "x", "tokenType": "JWT-SVID"}}}}, "iam"),
+        ({"mcp": {"x": {}}}, "mcp"),
+        ({"autoPauseMemory": False}, "autoPauseMemory"),
+        ({"allow_internet_access": False}, "allow_internet_access"),
+        ({"network": {"allowOut": ["1.1.1.1"]}}, "network.allowOut"),
+        ({"network": {"denyOut": ["0.0.0.0/0"]}}, "network.denyOut"),
+        ({"network": {"dnsServers": ["1.1.1.1"]}}, "network.dnsServers"),
+        ({"network": {"egressProxy": {"address": "p:1"}}}, "network.egressProxy"),
+        ({"network": {"httpsPorts": [3000]}}, "network.httpsPorts"),
+        ({"network": {"maskRequestHost": "localhost"}}, "network.maskRequestHost"),
+        ({"network": {"rules": {"h.com": []}}}, "network.rules"),
+    ],
+)
+async def test_unsupported_fields_are_refused_by_name(server: Server, fields: Any, word: str) -> None:
+    answer = await server.request("POST", "/v2/sandboxes", {"templateID": "base"} | fields)
+    assert is_error(answer, 400, word, "not supported")
+
+
+async def test_fields_that_ask_for_nothing_are_accepted(server: Server) -> None:
+    await server.create(
+        mcp=None,
+        volumeMounts=[],
+        iam={},
+        network={"allowOut": [], "rules": {}, "egressProxy": None},
+        unknown=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": 10**9}, "timeout"),
+        ({"timeout": 1.5}, "timeout"),
+        ({"timeout": "60"}, "timeout"),
+        ({"timeout": True}, "timeout"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"envVars": {"a=b": "c"}}, "envVars"),
+        ({"envVars": {"a": "x\0y"}}, "envVars"),
+        ({"templateID": ""}, "templateID"),
+        ({"templateID": None}, "templateID"),
+        ({"autoResume": {}}, "autoResume.enabled"),
+    ],
+)
+async def test_wrong_fields_are_named(server: Server, fields: Any, word: str) -> None:
+    answer = await server.request("POST", "/v2/sandboxes", {"templateID": "base"} | fields)
+    assert is_error(answer, 400, word)
+
+
+async def test_private_traffic_needs_a_secure_sandbox(server: Server) -> None:
+    body = {"templateID": "base", "network": {"allowPublicTraffic": False}}
+    assert is_error(await server.request("POST", "/sandboxes", body), 400, "secure")
+
+
+async def test_unknown_template(server: Server) -> None:
+    assert is_error(await server.request("POST", "/v2/sandboxes", {"templateID": "nix"}), 404, "nix")
+
+
+@pytest.mark.parametrize("generation", ["", "/v2"])
+async def test_pause_and_connect(server: Server, generation: str) -> None:
+    sandbox_id = await server.create()
+    path = f"/sandboxes/{sandbox_id}"
+    connect = generation + path + "/connect"
+    assert (await server.request("POST", connect, {"timeout": 60})).status == 200
+    assert (await server.request("POST", path + "/pause", {"requireHealthyGuest": True})).status == 204
+    info = await server.request("GET", path)
+    assert info.body["state"] == "paused"
+    assert info.body["pauseMode"] == "full"
+    assert is_error(await server.request("POST", path + "/pause"), 409)
+    assert is_error(await server.request("POST", path + "/fork"), 409)
+    resumed = await server.request("POST", connect, {"timeout": 60})
+    assert resumed.status == 201
+    assert resumed.body["sandboxID"] == sandbox_id
+
+
+async def test_connect_v1_needs_a_timeout_and_v2_does_not(server: Server) -> None:
+    sandbox_id = await server.create()
+    assert is_error(await server.request("POST", f"/sandboxes/{sandbox_id}/connect"), 400, "timeout")
+    assert (await server.request("POST", f"/v2/sandboxes/{sandbox_id}/connect")).status == 200
+
+
+async def test_resume(server: Server) -> None:
+    sandbox_id = await server.create()
+    path = f"/sandboxes/{sandbox_id}"
+    assert is_error(await server.request("POST", path + "/resume"), 409)
+    assert (await server.request("POST", path + "/pause", {})).status == 204
+    assert (await server.request("POST", path + "/resume", {"autoPause": False})).status == 201
+    assert (await server.request("GET", path)).body["lifecycle"]["onTimeout"] == "kill"
+
+
+@pytest.mark.parametrize("route", ["pause", "connect", "resume", "snapshots"])
+async def test_file_system_only_states_are_refused(server: Server, route: str) -> None:
+    sandbox_id = await server.create()
+    answer = await server.request("POST", f"/sandboxes/{sandbox_id}/{route}", {"memory": False, "timeout": 9})
+    assert is_error(answer, 400, "memory")
+
+
+async def test_timeout_may_shorten_and_refresh_may_not(server: Server) -> None:
+    path = f"/sandboxes/{await server.create(timeout=200)}"
+
+    async def remaining() -> float:
+        info = await server.request("GET", path)
+        return (datetime.fromisoformat(info.body["endAt"]) - datetime.now(UTC)).total_seconds()
+
+    assert (await server.request("POST", path + "/timeout", {"timeout": 100})).status == 204
+    assert 90 < await remaining() <= 100
+    assert (await server.request("POST", path + "/refreshes", {"duration": 50})).status == 204
+    assert 80 < await remaining() <= 100
+    assert (await server.request("POST", path + "/refreshes")).status == 204
+    assert (await server.request("POST", path + "/refreshes", {"duration": 150})).status == 204
+    assert 140 < await remaining() <= 150
+
+
+@pytest.mark.parametrize("route", ["timeout", "refreshes", "connect", "resume", "fork"])
+@pytest.mark.parametrize("value", [0, -5, 10**9])
+async def test_bad_durations(server: Server, route: str, value: int) -> None:
+    field = "duration" if route == "refreshes" else "timeout"
+    answer = await server.request("POST", f"/sandboxes/{UNKNOWN}/{route}", {field: value})
+    assert is_error(answer, 400, field)
+
+
+async def test_fork(server: Server) -> None:
+    sandbox_id = await server.create()
+    answer = await server.request("POST", f"/sandboxes/{sandbox_id}/fork", {"count": 3, "timeout": 50})
+    assert answer.status == 201
+    ids = {result["sandbox"]["sandboxID"] for result in answer.body}
+    assert len(ids) == 3
+    assert sandbox_id not in ids
+    assert len((await server.request("POST", f"/sandboxes/{sandbox_id}/fork")).body) == 1
+
+
+@pytest.mark.parametrize("count", [0, -1, 4])
+async def test_fork_names_its_limit(server: Server, count: int) -> None:
+    sandbox_id = await server.create()
+    answer = await server.request("POST", f"/sandboxes/{sandbox_id}/fork", {"count": count})
+    assert is_error(answer, 400, "count", "3")
+
+
+async def test_network_update(server: Server) -> None:
+    path = f"/sandboxes/{await server.create()}/network"
+    assert (await server.request("PUT", path, {})).status == 204
+    assert (await server.request("PUT", path, {"allow_internet_access": True, "allowOut": []})).status == 204
+    assert is_error(
+        await server.request("PUT", path, {"allow_internet_access": False}), 400, "allow_internet"
+    )
+    assert is_error(await server.request("PUT", path, {"allowOut": ["1.1.1.1"]}), 400, "allowOut")
+    unknown = await server.request("PUT", f"/sandboxes/{UNKNOWN}/network", {"allowOut": ["1.1.1.1"]})
+    assert is_error(unknown, 404, UNKNOWN)
+
+
+async def test_kill_works_running_and_paused_and_once(server: Server) -> None:
+    for paused in (False, True):
+        path = f"/sandboxes/{await server.create()}"
+        if paused:
+            await server.request("POST", path + "/pause")
+        assert (await server.request("DELETE", path)).status == 204
+        assert is_error(await server.request("DELETE", path), 404)
+
+
+@pytest.mark.parametrize(
+    "sandbox_id", [UNKNOWN, "a%2Fb", "..%2f..", "%00", "X", "ä".encode().hex(), "%C3%A4"]
+)
+@pytest.mark.parametrize(
+    ("method", "route", "body"),
+    [
+        ("GET", "", None),
+        ("DELETE", "", None),
+        ("POST", "/pause", None),
+        ("POST", "/connect", {"timeout": 9}),
+        ("POST", "/resume", None),
+        ("POST", "/timeout", {"timeout": 9}),
+        ("POST", "/refreshes", None),
+        ("POST", "/fork", None),
+        ("POST", "/snapshots", None),
+        ("PUT", "/network", {}),
+    ],
+)
+async def test_unknown_and_odd_ids(
+    server: Server, sandbox_id: str, method: str, route: str, body: Any
+) -> None:
+    assert is_error(await server.request(method, f"/sandboxes/{sandbox_id}{route}", body), 404, "sandbox")

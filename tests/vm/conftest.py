@@ -1,0 +1,79 @@
+"""Fixtures of the VM tests. They need root, QEMU and the packages that the guest bundle is made from.
+
+The bundle and the root file system are kept in the folder `AENV_TEST_CACHE` if that is set, else made for
+the session (the kernel is then downloaded anew). A boot takes seconds under emulation: it happens once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Literal, cast
+
+import pytest
+
+from tests.net.support import host_state
+from tests.vm.support import Lab, Prepared, build_parts
+
+
+@pytest.fixture(scope="session")
+def vm_folder() -> Iterator[Path]:
+    """The session's folder for everything large, removed at the end."""
+    if os.geteuid() != 0:
+        pytest.skip("virtual machines with a network need root")
+    with tempfile.TemporaryDirectory(prefix="aenv-vm-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def prepared(vm_folder: Path) -> Prepared:
+    """Boot once with each number of vCPUs and capture."""
+
+    async def prepare() -> Prepared:
+        cache = Path(os.environ.get("AENV_TEST_CACHE", vm_folder / "cache"))
+        bundle, image = await build_parts(cache)
+        folder = vm_folder / "prepared"
+        folder.mkdir()
+        lab = await Lab.open(folder, bundle, "auto")
+        try:
+            captures = {}
+            for cpu_count in (1, 2):
+                instance = await lab.boot(image, cpu_count)
+                captures[cpu_count] = await lab.capture(instance)
+                await lab.end(instance)
+            accel = cast('Literal["kvm", "tcg"]', lab.runtime.identity.cpu.split("/")[0])
+            return Prepared(accel, bundle, image, captures)
+        finally:
+            await lab.close()
+
+    return asyncio.run(prepare())
+
+
+@pytest.fixture
+def nothing_left(prepared: Prepared) -> Iterator[None]:
+    """The test leaves processes, descriptors, namespaces, links and routes as they were."""
+    before = host_state()
+    yield
+    deadline = time.monotonic() + 5
+    while (after := host_state()) != before and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    assert after == before
+
+
+@pytest.fixture
+async def lab(nothing_left: None, prepared: Prepared, vm_folder: Path) -> AsyncIterator[Lab]:
+    """An empty laboratory; what a test leaves alive is ended."""
+    folder = Path(tempfile.mkdtemp(dir=vm_folder))
+    laboratory = await Lab.open(folder, prepared.bundle, prepared.accel)
+    try:
+        yield laboratory
+    finally:
+        await laboratory.close()
+        shutil.rmtree(folder)
