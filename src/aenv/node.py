@@ -38,7 +38,7 @@ CLOSE_SECONDS = 60.0
 
 
 class Node:
-    """Start it, use `sandboxes` and `templates`, stop it. `runtime` and `network` are for tests to look at."""
+    """Start it, use `sandboxes` and `templates`, stop it."""
 
     sandboxes: SandboxService
     templates: TemplateService
@@ -80,7 +80,11 @@ class Node:
         self.captures = Captures(database, settings.home.resolve(), settings.captures_dir.resolve())
         await self.captures.sweep()
         machines = Machines(
-            self.runtime, self.network, settings.workspace_dir.resolve(), EnvdClient, settings.concurrent_starts
+            self.runtime,
+            self.network,
+            settings.workspace_dir.resolve(),
+            EnvdClient,
+            settings.concurrent_starts,
         )
         template = await ensure_base(
             image=chosen.base_image,
@@ -133,7 +137,9 @@ def _claim_home(settings: Settings) -> int:
         home.chmod(0o700)
         descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise HostNotReady(f"can't use {home}: {error.strerror}; set AENV_HOME to a folder you own") from error
+        raise HostNotReady(
+            f"can't use {home}: {error.strerror}; set AENV_HOME to a folder you own"
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -146,3 +152,10 @@ def _empty(folder: Path) -> None:
     """Remove what is in a folder; the VMs that used it have ended."""
     for entry in folder.iterdir():
         shutil.rmtree(entry, ignore_errors=True)
+
+
+async def prepare(settings: Settings, progress: Progress) -> None:
+    """Make everything that a first start makes: guest bundle, root file system, `base` template."""
+    node = Node(settings.model_copy(update={"hot_vms": 0, "bare_vms": 0}))
+    await node.start(progress)
+    await node.stop()

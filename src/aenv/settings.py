@@ -45,8 +45,12 @@ class Settings(BaseSettings):
     )
     auto_pause: bool = Field(True, description="Pause at the deadline when a create doesn't say")
 
-    slot_network: IPv4Network = Field(IPv4Network("10.11.0.0/16"), description="Addresses at which the host reaches guests")
-    veth_network: IPv4Network = Field(IPv4Network("10.12.0.0/16"), description="Addresses of the links into namespaces")
+    slot_network: IPv4Network = Field(
+        IPv4Network("10.11.0.0/16"), description="Addresses at which the host reaches guests"
+    )
+    veth_network: IPv4Network = Field(
+        IPv4Network("10.12.0.0/16"), description="Addresses of the links into namespaces"
+    )
     dns: str | None = Field(None, description="Name server of guests; the host's first one if unset")
 
     @property

@@ -57,7 +57,7 @@ async def make_pool(nothing_left: None) -> AsyncIterator[MakePool]:
 
         def make(tag: str = TAG, **options: Any) -> SlotPool:
             networks = {"slot_network": TEST_SLOTS, "veth_network": TEST_VETHS}
-            pool = SlotPool(tag, **{"prepared": 0, **networks, **options})
+            pool = SlotPool(tag, **{"prepared": 0, "kept": 16, **networks, **options})
             stack.push_async_callback(pool.close)
             return pool
 

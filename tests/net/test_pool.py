@@ -116,8 +116,7 @@ async def test_fifty_cycles_leave_the_host_as_it_was(make_pool: MakePool) -> Non
 
 
 async def test_returned_slots_beyond_what_is_kept_are_removed(make_pool: MakePool) -> None:
-    pool = make_pool()
-    pool._most_idle = 1
+    pool = make_pool(kept=1)
     await pool.start()
     slots = [await pool.acquire() for _ in range(3)]
     await asyncio.gather(*(pool.release(slot) for slot in slots))

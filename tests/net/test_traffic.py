@@ -193,15 +193,17 @@ async def test_spoofed_sources_are_dropped(
 ) -> None:
     pool = make_pool()
     slot, guest = await start(pool, make_guest)
+    other = await pool.acquire()
+    sources = ["198.51.100.7", other.host_address]
     if alone == "the slot's rules":
         nft("flush", "chain", "inet", f"aenv_{TAG}", "check_source")
+        sources.append(slot.host_address)  # to the host this one is the slot itself
     else:
         nft("flush", "chain", "ip", "aenv", "source", namespace=slot.namespace)
         disable_reverse_path_filter(slot)
-    other = await pool.acquire()
     reach_outside(guest, outside)  # so that no datagram below is lost only for want of the gateway's MAC
     with outside.udp(port=5004) as server:
-        for source in ("198.51.100.7", slot.host_address, other.host_address):
+        for source in sources:
             guest.ip("addr", "add", f"{source}/32", "dev", "lo")
             with guest.udp(source) as client:
                 client.sendto(b"lie", (OUTSIDE_ADDRESS, 5004))

@@ -18,8 +18,7 @@ from typing import Literal, cast
 
 import pytest
 
-from tests.net.support import host_state
-from tests.vm.support import Lab, Prepared, build_parts
+from tests.vm.support import Lab, Prepared, build_parts, own_state
 
 
 @pytest.fixture(scope="session")
@@ -57,11 +56,11 @@ def prepared(vm_folder: Path) -> Prepared:
 
 @pytest.fixture
 def nothing_left(prepared: Prepared) -> Iterator[None]:
-    """The test leaves processes, descriptors, namespaces, links and routes as they were."""
-    before = host_state()
+    """The test leaves processes, descriptors, namespaces, links and mounts as they were."""
+    before = own_state()
     yield
     deadline = time.monotonic() + 5
-    while (after := host_state()) != before and time.monotonic() < deadline:
+    while (after := own_state()) != before and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.05)
     assert after == before

@@ -25,6 +25,7 @@ from aenv.images.progress import QuietProgress
 from aenv.memory.delta import open_delta
 from aenv.memory.pages import find_mapping, numbers_of
 from aenv.memory.transfer import WORDS
+from aenv.network import namespaces
 from aenv.network.base import Slot
 from aenv.network.pool import SlotPool
 from aenv.runtimes.base import BootSpec, Capture, Place, Resources
@@ -35,6 +36,7 @@ from aenv.runtimes.qemu.runtime import QemuRuntime
 
 SLOTS: Final = IPv4Network("10.213.0.0/24")
 VETHS: Final = IPv4Network("10.214.0.0/23")
+TAG: Final = f"{os.getpid() & 0xFFFF:04x}"
 WORKLOAD_PORT: Final = 7000
 ECHO_PORT: Final = 7001
 DISK_MIB: Final = 1024
@@ -96,6 +98,17 @@ def _build_image(cache: Path) -> Path:
     return image
 
 
+def own_state() -> dict[str, object]:
+    """All that a test could leave behind, without what other programs on this host do meanwhile."""
+    return {
+        "namespaces": [name for name in namespaces.names() if TAG in name],
+        "links": sorted(name for _, name in socket.if_nameindex() if TAG in name),
+        "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if TAG in line],
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "children": Path(f"/proc/self/task/{os.getpid()}/children").read_text(),
+    }
+
+
 class Lab:
     """Makes instances with real network slots in `folder`; whatever still lives is ended by `close`."""
 
@@ -112,7 +125,7 @@ class Lab:
     @classmethod
     async def open(cls, folder: Path, bundle: GuestBundle, accel: Literal["auto", "kvm", "tcg"]) -> Lab:
         """A laboratory with a pool of its own."""
-        pool = SlotPool(f"{os.getpid() & 0xFFFF:04x}", prepared=1, slot_network=SLOTS, veth_network=VETHS)
+        pool = SlotPool(TAG, prepared=1, slot_network=SLOTS, veth_network=VETHS)
         runtime = await QemuRuntime.create(bundle, pool.open_tap, accel=accel)
         await pool.start()
         return cls(folder, pool, runtime)
@@ -237,7 +250,7 @@ async def echo_through(address: str, count: int) -> int:
                 try:
                     client.send(message)
                     answers += client.recv(2000) == message
-                except (TimeoutError, ConnectionRefusedError):
+                except OSError:  # no answer in time, or the guest is gone
                     continue
         return answers
 

@@ -11,7 +11,7 @@ import pytest
 
 from aenv.runtimes.qemu.layers import QemuLayers
 from tests.net.support import OUTSIDE_ADDRESS, Outside
-from tests.vm.support import Lab, Prepared, captured_memory, echo_through, guest_memory
+from tests.vm.support import TAG, Lab, Prepared, captured_memory, echo_through, guest_memory
 
 pytestmark = pytest.mark.vm
 
@@ -21,7 +21,7 @@ CYCLES = 20
 @pytest.fixture
 def echo_outside() -> Iterator[str]:
     """A UDP echo server on the internet; its address."""
-    place = Outside("aenv-vm-net")
+    place = Outside(f"vm{TAG}")
     server = place.udp()
     stopping = threading.Event()
 

@@ -38,6 +38,24 @@ async def test_four_children_are_independent(lab: Lab, prepared: Prepared) -> No
     assert memory not in memories
 
 
+async def test_an_instance_runs_on_while_its_capture_is_written(lab: Lab, prepared: Prepared) -> None:
+    """What it does then is not in the capture."""
+    instance = await lab.restore(prepared.captures[2])
+    await instance.thaw()
+    for _ in range(3):
+        memory = await lab.ask(instance, "POST", "/fill?mib=16")
+        await lab.ask(instance, "PUT", "/file/state", memory)
+        await instance.freeze()
+        capturing = asyncio.create_task(instance.capture(lab.new_folder(), thaw=True))
+        other = await lab.ask(instance, "POST", "/fill?mib=16")
+        await lab.ask(instance, "PUT", "/file/state", other)
+        child = await lab.restore(await capturing)
+        await child.thaw()
+        assert await lab.ask(child, "GET", "/memory") == memory
+        assert await lab.ask(child, "GET", "/file/state") == memory
+        await lab.end(child)
+
+
 async def test_an_instance_outlives_its_captures(lab: Lab, prepared: Prepared) -> None:
     """What it sealed stays its own, also when the capture it was sealed for is deleted."""
     instance = await lab.restore(prepared.captures[1])

@@ -19,7 +19,7 @@ import (
 )
 
 // patience is how long a test waits for what should happen at once.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // fixture is a served Manager.
 type fixture struct {

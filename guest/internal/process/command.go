@@ -10,7 +10,6 @@ import (
 	"syscall"
 
 	"aenv/envd/internal/connect"
-	"aenv/envd/internal/guestos"
 	"aenv/envd/internal/session"
 	"aenv/envd/internal/users"
 )
@@ -45,9 +44,6 @@ func newCommand(s *session.State, userName string, c *config) (*exec.Cmd, *users
 	}
 	if os.Geteuid() == 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user.UID, Gid: user.GID, Groups: user.Groups}
-	}
-	if fd, ok := guestos.UserCgroupFD(); ok {
-		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, fd
 	}
 	return cmd, user, nil
 }

@@ -79,23 +79,36 @@ func (m *Manager) lockStart(ctx context.Context) error {
 	return nil
 }
 
+type rehearsal struct{}
+
+// Rehearse marks a request that starts a process while user processes are frozen: it isn't held back, and the process
+// runs outside the frozen cgroup. It is envd's own and must have ended before the guest gets an identity.
+func Rehearse(ctx context.Context) context.Context { return context.WithValue(ctx, rehearsal{}, true) }
+
+func rehearsing(ctx context.Context) bool { return ctx.Value(rehearsal{}) != nil }
+
 // start starts a process and subscribes its client. A deadline of ctx also ends the process, client or not.
 func (m *Manager) start(ctx context.Context, userName string, req *startRequest) (*running, *subscriber, error) {
 	cmd, user, err := newCommand(m.session, userName, req.Process)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := m.lockStart(ctx); err != nil {
+	if rehearsing(ctx) {
+		m.startMu.Lock()
+	} else if err := m.lockStart(ctx); err != nil {
 		return nil, nil, err
 	}
 	defer m.startMu.Unlock()
+	if fd, ok := guestos.UserCgroupFD(); ok && !rehearsing(ctx) {
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, fd
+	}
 	p, f, err := prepare(cmd, user, req)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer f.close(f.child)
+	defer closeAll(f.child)
 	if err := reaper.Start(cmd); err != nil {
-		f.close(f.parent)
+		closeAll(f.parent)
 		return nil, nil, startError(err)
 	}
 	p.pid = cmd.Process.Pid

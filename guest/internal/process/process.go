@@ -15,19 +15,8 @@ import (
 	"aenv/envd/internal/reaper"
 )
 
-const (
-	// Sizes of the chunks in which output is sent, in bytes.
-	pipeChunk     = 32 << 10
-	terminalChunk = 16 << 10
-
-	// A child that outlives its parent may hold the output open. After the exit, output counts as complete when
-	// none came for drainIdle, and in any case after drainLimit.
-	drainIdle  = 100 * time.Millisecond
-	drainLimit = 5 * time.Second
-
-	// killWait bounds how long a SIGKILL waits until the process is really gone.
-	killWait = time.Second
-)
+// killWait bounds how long a SIGKILL waits until the process is really gone.
+const killWait = time.Second
 
 // running is a process that envd started, from its start until its end is forgotten.
 type running struct {
@@ -49,13 +38,6 @@ type running struct {
 	exitTime time.Time
 	done     chan struct{} // closed when all output was read; then end is set
 	end      *ending
-}
-
-// output is one stream that comes from the process.
-type output struct {
-	stream string
-	file   *os.File
-	chunk  int
 }
 
 // subscriber is one client that follows a process.
@@ -93,43 +75,6 @@ func (p *running) unsubscribe(s *subscriber) {
 		}
 	}
 	p.subscribers = rest
-}
-
-// publish hands a chunk to every subscriber and waits for the slowest: that is what keeps memory bounded.
-func (p *running) publish(stream string, data []byte) {
-	p.mu.Lock()
-	subscribers := p.subscribers
-	p.mu.Unlock()
-	if len(subscribers) == 0 {
-		return
-	}
-	e := &event{stream: stream, data: append([]byte(nil), data...)}
-	for _, s := range subscribers {
-		select {
-		case s.events <- e:
-		case <-s.gone:
-		}
-	}
-}
-
-// read publishes an output until it ends.
-func (p *running) read(out output) {
-	buf := make([]byte, out.chunk)
-	for {
-		if p.hasExited() {
-			if time.Since(p.exitTime) > drainLimit {
-				return
-			}
-			_ = out.file.SetReadDeadline(time.Now().Add(drainIdle))
-		}
-		n, err := out.file.Read(buf)
-		if n > 0 {
-			p.publish(out.stream, buf[:n])
-		}
-		if err != nil {
-			return
-		}
-	}
 }
 
 // run follows a started process to its end.

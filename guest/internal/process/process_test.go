@@ -270,7 +270,7 @@ func TestOutputWithoutAClientIsDiscarded(t *testing.T) {
 
 func TestSlowClientHoldsTheProcessAndLosesNothing(t *testing.T) {
 	f := newFixture(t)
-	const total = 64 << 20
+	const total = 24 << 20
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	s := f.start(`head -c `+strconv.Itoa(total)+` /dev/zero`, "")
@@ -280,7 +280,7 @@ func TestSlowClientHoldsTheProcessAndLosesNothing(t *testing.T) {
 		return strings.Contains(string(wchan), "pipe") || strings.Contains(string(stat), ") S ")
 	})
 	runtime.ReadMemStats(&after)
-	if after.HeapAlloc > before.HeapAlloc+(16<<20) {
+	if after.HeapAlloc > before.HeapAlloc+(8<<20) {
 		t.Error("memory grew by", after.HeapAlloc-before.HeapAlloc)
 	}
 	received := 0
@@ -314,6 +314,19 @@ func TestBackgroundChildDoesNotDelayTheEnd(t *testing.T) {
 	o = f.start(`(for i in 1 2 3 4 5; do sleep 0.05; echo $i; done) & exit 0`, "").rest()
 	if o.stdout != "1\n2\n3\n4\n5\n" {
 		t.Errorf("output right after the exit is lost: %q", o.stdout)
+	}
+}
+
+func TestEndlessBackgroundOutputEnds(t *testing.T) {
+	f := newFixture(t)
+	o := f.start(`yes & echo $! >&2`, "").rest()
+	child, err := strconv.Atoi(strings.TrimSpace(o.stderr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = syscall.Kill(child, syscall.SIGKILL)
+	if o.end == nil || o.end.ExitCode != 0 {
+		t.Fatalf("%+v", o.end)
 	}
 }
 

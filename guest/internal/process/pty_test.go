@@ -64,7 +64,7 @@ func TestTerminalBelongsToTheUser(t *testing.T) {
 func TestTerminalInterrupt(t *testing.T) {
 	s := newFixture(t).shell()
 	s.until("$ ")
-	s.input("pty", "echo g''o; sleep 1000\n") // the quotes tell the output from the echo of the input
+	s.input("pty", "sh -c 'echo g\"\"o; exec sleep 1000'\n") // the quotes tell the output from the echo of the input
 	s.until("go\r\n")
 	s.input("pty", "\x03")
 	s.until("$ ")

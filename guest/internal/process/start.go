@@ -16,8 +16,8 @@ type files struct {
 	child  []*os.File // the process's, to close after the start
 }
 
-func (f *files) close(list []*os.File) {
-	for _, file := range list {
+func closeAll(files []*os.File) {
+	for _, file := range files {
 		_ = file.Close()
 	}
 }
@@ -52,8 +52,8 @@ func prepare(cmd *exec.Cmd, user *users.User, req *startRequest) (*running, *fil
 	}
 	// An absent "stdin" means true: clients older than the field always have a stdin.
 	if err := connectFiles(f, req.Stdin == nil || *req.Stdin); err != nil {
-		f.close(f.parent)
-		f.close(f.child)
+		closeAll(f.parent)
+		closeAll(f.child)
 		code := connect.Internal
 		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOSPC) {
 			code = connect.ResourceExhausted

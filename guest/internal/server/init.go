@@ -62,20 +62,24 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 		rest.Error(w, http.StatusUnauthorized, rest.Unauthorized)
 		return
 	}
-	var req initRequest
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInitSize)).Decode(&req); err != nil {
-		rest.Error(w, http.StatusBadRequest, "malformed body: %v", err)
-		return
-	}
-	if err := req.validate(); err != nil {
+	req, err := readInit(w, r)
+	if err != nil {
 		rest.Error(w, http.StatusBadRequest, "%v", err)
 		return
 	}
-	if err := s.apply(r, &req); err != nil {
+	if err := s.apply(r, req); err != nil {
 		rest.Error(w, http.StatusInternalServerError, "%v", err)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+func readInit(w http.ResponseWriter, r *http.Request) (*initRequest, error) {
+	req := &initRequest{}
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInitSize)).Decode(req); err != nil {
+		return nil, fmt.Errorf("malformed body: %w", err)
+	}
+	return req, req.validate()
 }
 
 func (r *initRequest) validate() error {
@@ -93,6 +97,19 @@ func (r *initRequest) validate() error {
 // apply does what the request says, in the order that keeps two restores of one snapshot from being twins.
 // The caller holds capture.
 func (s *Server) apply(r *http.Request, req *initRequest) error {
+	if err := s.prepare(req); err != nil {
+		return err
+	}
+	s.session.Update(req.change())
+	if !s.captured {
+		return nil
+	}
+	s.conns.dropOthers(r.Context())
+	return s.thaw(true)
+}
+
+// prepare gives the kernel its time, randomness and name.
+func (s *Server) prepare(req *initRequest) error {
 	if req.Timestamp != nil {
 		if ahead := time.Since(req.Timestamp.Time); ahead < 0 || ahead > clockSlack {
 			if err := s.guest.SetClock(req.Timestamp.Time); err != nil {
@@ -110,12 +127,7 @@ func (s *Server) apply(r *http.Request, req *initRequest) error {
 			return fmt.Errorf("set the hostname: %w", err)
 		}
 	}
-	s.session.Update(req.change())
-	if !s.captured {
-		return nil
-	}
-	s.conns.dropOthers(r.Context())
-	return s.thaw(true)
+	return nil
 }
 
 func (r *initRequest) change() session.Change {

@@ -64,6 +64,7 @@ func New(guest Guest) *Server {
 	s.mux.HandleFunc("POST /init", s.init)
 	s.mux.HandleFunc("POST /freeze", s.freeze)
 	s.mux.HandleFunc("POST /unfreeze", s.unfreeze)
+	s.mux.HandleFunc("POST /warm", s.warm)
 	s.mux.HandleFunc("GET /envs", s.envs)
 	s.mux.HandleFunc("/", notFound)
 	s.processes.Register(s.mux)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -282,7 +283,7 @@ def moment(seconds: float) -> datetime:
 
     Rounded down to microseconds, so that a list of what started at or after this time has the sandbox.
     """
-    return _EPOCH + timedelta(microseconds=math.floor(seconds * 1e6))
+    return _EPOCH + timedelta(microseconds=math.floor(Fraction(seconds) * 1_000_000))
 
 
 class SnapshotInfo(ResponseBody):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from aenv.cli.app import app
 from aenv.cli.errors import CommandError, report
 
@@ -18,10 +15,6 @@ def main() -> None:
         code = failure.exit_code
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:
-        # Whoever read our output is gone. Python would complain again when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
     else:
         code = 0
     raise SystemExit(code)

@@ -110,8 +110,9 @@ def options(
 ) -> None:
     """Agent environments: microVM sandboxes that start from snapshots, pause, resume and fork.
 
-    The server and the key come from these options, else from the environment variables in brackets
-    that the E2B SDKs read too, else from `aenv auth`, else it is this machine's own server.
+    The server and the key come from these options, else from the environment
+    variables in brackets that the E2B SDKs read too, else from `aenv auth`,
+    else it is this machine's own server.
 
     \b
     aenv server                          run a server on this machine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -35,5 +36,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     except AenvError as error:
         raise failure_of(error) from error
+    except BrokenPipeError:
+        # Whoever read our output is gone: end as SIGPIPE would end a program.
+        raise typer.Exit(128 + signal.SIGPIPE) from None
     except asyncio.CancelledError as error:
         raise CommandError("interrupted", exit_code=130) from error

@@ -49,10 +49,12 @@ def execute(
 ) -> None:
     """Run a command in a sandbox; its output streams, its exit code is passed on.
 
-    Options belong before the sandbox's id; all after it is the command. One argument with spaces or
-    shell syntax is a line for `bash -l -c`; anything else runs as it is, without a shell. Standard input
-    is passed on if it is a pipe or a file. Ctrl-C ends the command, a second one kills it, a third gives
-    up. After --timeout the exit code is 124. A paused sandbox is resumed.
+    Options belong before the sandbox's id; all after it is the command.
+    One argument with spaces or shell syntax is a line for `bash -l -c`;
+    anything else runs as it is, without a shell. Standard input is passed on
+    if it is a pipe or a file. Ctrl-C ends the command, a second one kills it,
+    a third gives up. After --timeout the exit code is 124. A paused sandbox
+    is resumed.
 
     \b
     aenv exec ID uname -a
@@ -71,9 +73,12 @@ def execute(
                 session = PtySession(client, sandbox, envd)
                 return await session.run([argv], envs=envs, cwd=cwd, timeout=timeout)
             takes_input = interactive or _is_piped(sys.stdin.fileno())
-            stream = await envd.processes.start(
-                argv[0], argv[1:], envs=envs, cwd=cwd, stdin=takes_input, timeout=timeout
-            )
+            try:
+                stream = await envd.processes.start(
+                    argv[0], argv[1:], envs=envs, cwd=cwd, stdin=takes_input, timeout=timeout
+                )
+            except GuestError as error:
+                raise not_started(argv[0], error) from error
             async with stream, beside(keep_alive(client, sandbox)):
                 try:
                     return await Execution(envd, stream).run(takes_input=takes_input)
@@ -85,11 +90,25 @@ def execute(
 
 def shell_line(command: list[str]) -> list[str]:
     """The argument vector for a command as typed: a single one with shell syntax goes to bash."""
+    if command[:1] == ["--"]:
+        command = command[1:]
     if not command or not command[0]:
         raise usage("no command given")
     if len(command) == 1 and _SHELL_SYNTAX.search(command[0]):
         return ["/bin/bash", "-l", "-c", command[0]]
     return command
+
+
+def not_started(command: str, error: GuestError) -> CommandError:
+    """Why nothing ran, with the exit codes that shells have for it."""
+    for words, text, code in (
+        ("executable file not found", "command not found in the sandbox", 127),
+        ("no such file or directory", "no such file in the sandbox", 127),
+        ("permission denied", "not executable in the sandbox", 126),
+    ):
+        if words in error.message:
+            return CommandError(f"{command}: {text}", exit_code=code)
+    return CommandError(error.message)
 
 
 class Execution:

@@ -13,7 +13,6 @@ import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import SettingsError
-from rich.console import Console
 
 from aenv.cli.errors import CommandError, failure_of, usage
 from aenv.errors import AenvError
@@ -51,9 +50,9 @@ def _serve(settings: Settings) -> None:
 
 
 def _prepare(settings: Settings) -> None:
-    prepare = import_module("aenv.templates.base").prepare
-    with Console(stderr=True).status("Preparing") as status:
-        asyncio.run(prepare(settings, status.update))
+    prepare = import_module("aenv.node").prepare
+    progress = import_module("aenv.images.progress").RichProgress()
+    asyncio.run(prepare(settings, progress))
     sys.stdout.write("Ready: `aenv server` starts at once.\n")
 
 

@@ -46,9 +46,10 @@ def cp(
 ) -> None:
     """Copy a file or a folder with all in it, into a sandbox or out of it.
 
-    One end is ID:PATH; relative paths there begin at the user's home. As with cp: into a folder that
-    exists, SRC is put under its own name; SRC/. is what is in SRC. Symbolic links inside a folder are
-    left out. Files are executable where they were.
+    One end is ID:PATH; relative paths there begin at the user's home. As with
+    cp: into a folder that exists, SRC is put under its own name; SRC/. is what
+    is in SRC. Symbolic links inside a folder are left out. Files are
+    executable where they were.
 
     \b
     aenv cp model.bin ID:/srv/

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from aenv.errors import RuntimeFailure
 from aenv.memory.pages import PAGE_SIZE, PageRanges, ranges_of, split
-from aenv.memory.transfer import WORDS, PageArray, bytes_of, read_exactly, write_exactly
+from aenv.memory.transfer import WORDS, PageArray, bytes_of, read_exactly, write_all, write_exactly
 
 _MAGIC: Final = b"AENVDLTA"
 _VERSION: Final = 1
@@ -87,23 +87,19 @@ class DeltaWriter:
         self._crc = 0
 
     def add(self, numbers: NDArray[np.int64], pages: PageArray, base: PageArray) -> None:
-        """Add the pages `numbers` (in order, after all earlier ones), but those that equal `base`.
+        """Add the pages `numbers`, in order and after all earlier ones, but those that equal `base`.
 
-        Overwrites `pages`. Raises OSError.
+        Raises OSError.
         """
         changed = (pages != base).any(axis=1)
         filled = pages.any(axis=1)
         keep = np.flatnonzero(changed & filled)
         self._zero.append(numbers[changed & ~filled])
         self._data.append(numbers[keep])
-        packed = pages
-        if len(keep) != len(pages):
-            packed = pages[: len(keep)]
-            for target, (first, end) in zip(np.cumsum(_lengths(keep)), ranges_of(keep).tolist(), strict=True):
-                packed[target - (end - first) : target] = pages[first:end]
-        view = bytes_of(packed)
-        self._crc = zlib.crc32(view, self._crc)
-        write_exactly(self._descriptor, view, (1 + self._data_pages) * PAGE_SIZE)
+        runs = [bytes_of(pages[first:end]) for first, end in ranges_of(keep).tolist()]
+        for run in runs:
+            self._crc = zlib.crc32(run, self._crc)
+        write_all(self._descriptor, runs, (1 + self._data_pages) * PAGE_SIZE)
         self._data_pages += len(keep)
 
     def finish(self) -> DeltaSummary:
@@ -191,11 +187,6 @@ def verify_delta(path: Path, memory_size: int) -> DeltaSummary:
         for _ in delta.pieces(buffer):
             pass
         return delta.summary
-
-
-def _lengths(pages: NDArray[np.int64]) -> NDArray[np.int64]:
-    ranges = ranges_of(pages)
-    return ranges[:, 1] - ranges[:, 0]
 
 
 def _read_header(descriptor: int) -> _Header:

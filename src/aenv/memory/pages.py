@@ -76,14 +76,14 @@ def scan_ioctl(pid: int, address: int, size: int) -> PageRanges:
     found: list[NDArray[np.uint64]] = []
     position, end = address, address + size
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
-        while position < end:
+        while True:
             argument = bytearray(
                 _SCAN_ARGUMENT.pack(
                     _SCAN_ARGUMENT.size,
                     0,  # flags
                     position,
                     end,
-                    0,  # out: where the walk ended
+                    0,  # out: where the walk ended; too small on some kernels, so not used
                     regions.ctypes.data,
                     _REGIONS_PER_CALL,
                     0,  # no limit of pages
@@ -95,9 +95,10 @@ def scan_ioctl(pid: int, address: int, size: int) -> PageRanges:
             )
             count = fcntl.ioctl(pagemap, _PAGEMAP_SCAN, argument, True)
             found.append(regions[:count, :2].copy())
-            position = _SCAN_ARGUMENT.unpack(argument)[4]
-    addresses = np.concatenate(found) if found else np.empty((0, 2), dtype=np.uint64)
-    return (addresses.astype(np.int64) - address) // PAGE_SIZE
+            if count < _REGIONS_PER_CALL:  # a walk stops early only when its room is full
+                break
+            position = int(regions[count - 1, 1])
+    return (np.concatenate(found).astype(np.int64) - address) // PAGE_SIZE
 
 
 def scan_pagemap(pid: int, address: int, size: int) -> PageRanges:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -79,6 +80,19 @@ def write_exactly(descriptor: int, view: memoryview | bytes, offset: int) -> Non
     done = 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)
+
+
+def write_all(descriptor: int, views: Sequence[memoryview], offset: int) -> None:
+    """Write many pieces one after the other from `offset` on, with few calls. Raises OSError."""
+    for start in range(0, len(views), _IOV_MAX):
+        part = views[start : start + _IOV_MAX]
+        length = sum(len(view) for view in part)
+        if os.pwritev(descriptor, part, offset) != length:  # cut short: go on piece by piece
+            position = offset
+            for view in part:
+                write_exactly(descriptor, view, position)
+                position += len(view)
+        offset += length
 
 
 def _transfer(

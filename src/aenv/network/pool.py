@@ -34,7 +34,8 @@ class SlotPool:
     """The NetworkPool of a host. Its blocking work runs in one thread of its own.
 
     `tag` (4 to 6 hex digits) tells its namespaces, links and rules from those of other servers on the host.
-    `prepared` slots are made ahead; a few more are kept when tenants return them. `denied` are destinations
+    `prepared` slots are made ahead, and of those that tenants return no more than `kept` stay (by default as
+    many as are made ahead, so that a quiet pool always has the same size). `denied` are destinations
     that no guest reaches, besides the slot ranges and this host.
     """
 
@@ -43,6 +44,7 @@ class SlotPool:
         tag: str,
         *,
         prepared: int = 4,
+        kept: int | None = None,
         limit: int = MAX_SLOTS,
         slot_network: IPv4Network = DEFAULT_SLOT_NETWORK,
         veth_network: IPv4Network = DEFAULT_VETH_NETWORK,
@@ -52,7 +54,7 @@ class SlotPool:
         self._builder = SlotBuilder(self._plan, denied)
         self._limit = min(limit, MAX_SLOTS, self._plan.capacity)
         self._prepared = min(prepared, self._limit)
-        self._most_idle = max(16, 2 * self._prepared)
+        self._kept = self._prepared if kept is None else kept
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aenv-network")
         self._idle: deque[Slot] = deque()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
@@ -196,7 +198,7 @@ class SlotPool:
 
     async def _recycle(self, slot: Slot) -> None:
         clean = await self._run(lambda: self._builder.wipe(slot))
-        if clean and (self._waiting or len(self._idle) < self._most_idle):
+        if clean and (self._waiting or len(self._idle) < self._kept):
             self._offer(slot)
             return
         try:

@@ -12,7 +12,7 @@ from aenv.sandboxes.models import ENVD_PORT, Endpoint
 TRAFFIC_TOKEN_HEADER = b"e2b-traffic-access-token"
 
 INTERNAL_ROUTES = frozenset(
-    {"/init", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade"}
+    {"/init", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade", "/warm"}
 )
 """Routes of envd that belong to the server alone."""
 

@@ -13,9 +13,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Send
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.typing import Subprotocol
 
+from aenv.errors import InvalidRequest
 from aenv.proxy.headers import HOP_BY_HOP, end_to_end, request_headers
 from aenv.proxy.http import AnswerUnreadable, Request
 from aenv.proxy.pool import CONNECT_TIMEOUT, Pool
@@ -98,21 +99,27 @@ async def _open(request: Request, address: str) -> ClientConnection:
     host = next((value for name, value in headers if name == b"host"), address.encode())
     query = scope["query_string"]
     target = (path + b"?" + query if query else path).replace(b"#", b"%23")
-    return await _Connect(
-        f"ws://{host.decode('latin-1')}{target.decode('latin-1')}",
-        sock=await _open_socket(address, request.route.port),
-        subprotocols=[Subprotocol(name) for name in scope["subprotocols"]] or None,
-        additional_headers=[
-            (name.decode(), value.decode("latin-1")) for name, value in headers if name not in _OURS
-        ],
-        user_agent_header=None,
-        compression=None,
-        proxy=None,
-        open_timeout=HANDSHAKE_TIMEOUT,
-        ping_interval=None,
-        max_size=MAX_MESSAGE,
-        max_queue=4,
-    )
+    opened = await _open_socket(address, request.route.port)
+    try:
+        opening = _Connect(
+            f"ws://{host.decode('latin-1')}{target.decode('latin-1')}",
+            sock=opened,
+            subprotocols=[Subprotocol(name) for name in scope["subprotocols"]] or None,
+            additional_headers=[
+                (name.decode(), value.decode("latin-1")) for name, value in headers if name not in _OURS
+            ],
+            user_agent_header=None,
+            compression=None,
+            proxy=None,
+            open_timeout=HANDSHAKE_TIMEOUT,
+            ping_interval=None,
+            max_size=MAX_MESSAGE,
+            max_queue=4,
+        )
+    except (InvalidURI, ValueError) as error:
+        opened.close()
+        raise InvalidRequest(f"not a proper WebSocket handshake: {error}") from error
+    return await opening
 
 
 async def _open_socket(address: str, port: int) -> socket.socket:

@@ -101,11 +101,14 @@ class Instance(Protocol):
     async def thaw(self) -> None:
         """Run the vCPUs. Idempotent."""
 
-    async def capture(self, folder: Path) -> Capture:
+    async def capture(self, folder: Path, *, thaw: bool = False) -> Capture:
         """Write what changed since the start into new layers in `folder` (exists, empty).
 
         The instance must be frozen, stays frozen and can be thawed afterwards: its disk then goes on in
         a fresh overlay on top of the captured one. On failure the instance is as before and may go on.
+
+        With `thaw` it is thawed by this call, as soon as the state is copied and before all of it is
+        written, and also on failure. A request sent to the guest meanwhile waits until then.
         """
 
     async def stop(self) -> None:

@@ -31,7 +31,7 @@ class Chosen:
 
 
 async def choose_runtime(settings: Settings, progress: Progress) -> Chosen:
-    """The runtime that the settings ask for, made ready: its guest bundle and base image are built if missing.
+    """The runtime that the settings ask for, made ready: guest bundle and base image are built if missing.
 
     `auto` is QEMU, the only one so far; it uses KVM where a guest really runs under it.
     """

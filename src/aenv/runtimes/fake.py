@@ -28,13 +28,15 @@ class FakeGuest:
     def __init__(self, memory: dict[str, Any]) -> None:
         self.memory = memory
         self.identity: dict[str, Any] = {}
-        self.responsive = True
+        self.responsive = asyncio.Event()
+        self.responsive.set()
         self._running = asyncio.Event()
         app = web.Application()
         app.router.add_get("/health", self._health)
         app.router.add_post("/init", self._init)
         app.router.add_post("/freeze", self._freeze)
         app.router.add_post("/unfreeze", self._unfreeze)
+        app.router.add_post("/warm", self._health)
         app.router.add_get("/memory/{key}", self._read)
         app.router.add_put("/memory/{key}", self._write)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
@@ -57,8 +59,7 @@ class FakeGuest:
 
     async def _turn(self) -> None:
         await self._running.wait()
-        while not self.responsive:
-            await asyncio.sleep(0.01)
+        await self.responsive.wait()
 
     async def _health(self, _request: web.Request) -> web.Response:
         await self._turn()
@@ -125,13 +126,18 @@ class FakeInstance:
         self._frozen = False
         self.guest.run(running=True)
 
-    async def capture(self, folder: Path) -> Capture:
+    async def capture(self, folder: Path, *, thaw: bool = False) -> Capture:
         """Write the guest's memory to one layer."""
         if not self._frozen:
             raise RuntimeFailure("only a frozen VM can be captured")
-        self._check("capture")
         layer = folder / "memory.json"
-        await asyncio.to_thread(layer.write_text, json.dumps(self.guest.memory))
+        memory = json.dumps(self.guest.memory)
+        try:
+            self._check("capture")
+        finally:
+            if thaw and not self.ended.done():
+                await self.thaw()
+        await asyncio.to_thread(layer.write_text, memory)
         return Capture(self._runtime.identity, self.resources, (Layer("memory", layer),))
 
     async def stop(self) -> None:

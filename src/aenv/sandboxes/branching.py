@@ -88,7 +88,7 @@ class Branching:
 
     async def _child(self, child: Sandbox) -> Sandbox | AenvError:
         try:
-            return await self._creation.start(child)
+            return await self._creation.start(child, hot=False)
         except AenvError as error:
             return error
 

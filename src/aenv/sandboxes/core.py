@@ -54,7 +54,7 @@ class Core:
         self.locks = KeyedLocks()
         self.tasks = TaskSet()
         self.closing = False
-        self._activity = activity
+        self.activity = activity
         self._max_timeout = max_timeout
 
     def check_timeout(self, timeout: float) -> None:
@@ -67,7 +67,7 @@ class Core:
         if self.closing:
             work.close()
             raise ShuttingDown
-        with self._activity.request():
+        with self.activity.operation():
             return await asyncio.shield(self.tasks.start(work))
 
     async def get(self, sandbox_id: str) -> Sandbox:

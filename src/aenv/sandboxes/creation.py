@@ -37,16 +37,19 @@ class Creation:
             return sandbox
 
         async def work() -> Sandbox:
-            return await self.start(await self._core.database.run(insert))
+            return await self.start(await self._core.database.run(insert), hot=True)
 
         return await self._core.whole(work())
 
-    async def start(self, sandbox: Sandbox) -> Sandbox:
-        """Start the VM of a row in state `creating`; on failure the row is gone."""
+    async def start(self, sandbox: Sandbox, *, hot: bool) -> Sandbox:
+        """Start the VM of a row in state `creating`; on failure the row is gone.
+
+        `hot`: the capture will be asked for again, so it is worth a hot VM.
+        """
         core = self._core
         async with core.locks.hold(sandbox.id):
             try:
-                machine = await core.starter.start(sandbox, hot=True)
+                machine = await core.starter.start(sandbox, hot=hot)
             except BaseException:
                 await core.unclaim(sandbox.id, Operation.CREATE)
                 raise

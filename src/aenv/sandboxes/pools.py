@@ -20,40 +20,44 @@ T = TypeVar("T")
 
 log = structlog.get_logger()
 
-QUIET_SECONDS = 0.3
-"""How long no request may have been under way before a pool is filled: filling competes for the CPU."""
+QUIET_SECONDS = 0.8
+"""How long clients must have been quiet before a pool is filled: filling competes for the CPU."""
 
 PATIENCE_SECONDS = 5.0
-"""After this long a pool is filled even though requests are under way."""
+"""After this long a pool is filled even though clients are busy."""
 
 RETRY_SECONDS = 5.0
-"""Wait after a failed attempt to fill."""
+"""Rest after a failed attempt to fill, so that a broken host isn't kept busy."""
 
 
 class Activity:
-    """Knows whether requests are under way, so that background work can wait for a quiet moment."""
+    """Knows whether clients are busy, so that background work can wait for a quiet moment."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self._last_end = 0.0
+        self._under_way = 0
+        self._last = 0.0
+
+    def touch(self) -> None:
+        """A client did something just now."""
+        self._last = asyncio.get_running_loop().time()
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """One request under way."""
-        self._count += 1
+    def operation(self) -> Iterator[None]:
+        """One operation under way."""
+        self._under_way += 1
         try:
             yield
         finally:
-            self._count -= 1
-            self._last_end = asyncio.get_running_loop().time()
+            self._under_way -= 1
+            self.touch()
 
     async def quiet(self) -> None:
         """Return at the next quiet moment, or when patience is at an end."""
         loop = asyncio.get_running_loop()
         limit = loop.time() + PATIENCE_SECONDS
-        while loop.time() < limit:
-            rest = self._last_end + QUIET_SECONDS - loop.time()
-            if self._count == 0 and rest <= 0:
+        while (now := loop.time()) < limit:
+            rest = self._last + QUIET_SECONDS - now
+            if self._under_way == 0 and rest <= 0:
                 return
             await asyncio.sleep(max(rest, 0.05))
 
@@ -146,6 +150,7 @@ class Pool(Generic[T]):
             thing = await self._make(key)
         except Exception as error:  # noqa: BLE001 (a pool that can't fill is slow, not broken)
             log.warning("pool can't be filled", pool=self._name, error=str(error))
+            self.forget(key)  # until it is asked for again
             await asyncio.sleep(RETRY_SECONDS)
             return
         if key in self._ready:

@@ -40,7 +40,9 @@ async def settle_records(database: Database) -> None:
                 end_at=time.time(),
                 instance_id=None,
             )
-        old = [s for s in store.in_states(connection, {State.LOST}) if s.end_at < time.time() - LOST_KEPT_SECONDS]
+        old = [
+            s for s in store.in_states(connection, {State.LOST}) if s.end_at < time.time() - LOST_KEPT_SECONDS
+        ]
         for sandbox in old:
             store.delete(connection, sandbox.id)
         return len(running), len(store.in_states(connection, {State.PAUSED}))

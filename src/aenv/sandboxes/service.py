@@ -140,6 +140,7 @@ class SandboxService:
 
     def live_endpoint(self, sandbox_id: str) -> Endpoint | None:
         """The endpoint if the sandbox runs right now."""
+        self._core.activity.touch()
         return self._core.live.endpoint(sandbox_id)
 
     async def endpoint(self, sandbox_id: str) -> Endpoint:

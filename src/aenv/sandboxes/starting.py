@@ -8,6 +8,7 @@ import structlog
 
 from aenv import timings
 from aenv.errors import AenvError, GuestUnresponsive
+from aenv.guest.client import InitRequest
 from aenv.runtimes.base import BareVmm, Capture
 from aenv.sandboxes.machines import GUEST_TIMEOUT, Machine, Machines, identity
 from aenv.sandboxes.models import Sandbox
@@ -19,6 +20,9 @@ log = structlog.get_logger()
 
 KINDS = 4
 """Of how many templates, and of how many memory bases, spare machines are kept."""
+
+REHEARSAL = InitRequest(sandbox_id="warm", template_id="warm", hostname="warm")
+"""The identity with which a hot VM rehearses being given one."""
 
 
 class Starter:
@@ -61,6 +65,7 @@ class Starter:
             ended=lambda vmm: vmm.ended.done(),
             activity=activity,
         )
+        captures.on_removed = self.hot.forget
 
     async def run(self) -> None:
         """Keep the pools filled until cancelled, then empty them and give up the stopped machines."""
@@ -128,6 +133,7 @@ class Starter:
             try:
                 await machine.instance.thaw()
                 await machine.guest.wait_healthy(GUEST_TIMEOUT)
+                await machine.guest.warm(REHEARSAL)
                 await machine.instance.freeze()
             except BaseException:
                 await finish(self._machines.destroy(machine))

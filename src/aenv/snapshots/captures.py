@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -37,6 +38,8 @@ class Captures:
         self._database = database
         self._home = home
         self._folder = folder
+        self.on_removed: Callable[[str], None] = lambda _capture_id: None
+        """Called with the id of each capture that is removed, so that what was made from it can go too."""
 
     def new(self) -> tuple[str, Path]:
         """An id for a new capture and its empty folder, to be filled, then recorded or discarded."""
@@ -93,7 +96,7 @@ class Captures:
     async def collect(self) -> None:
         """Remove captures that nothing refers to, and the layers that no other capture names."""
 
-        def transaction(connection: sqlite3.Connection) -> list[str]:
+        def transaction(connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
             unused = [row[0] for row in connection.execute(_UNUSED)]
             candidates: set[str] = set()
             for capture_id in unused:
@@ -103,9 +106,12 @@ class Captures:
                 candidates.update(row[0] for row in rows)
                 connection.execute("DELETE FROM captures WHERE id = ?", (capture_id,))
             named = "SELECT 1 FROM capture_layers WHERE path = ?"
-            return [path for path in candidates if connection.execute(named, (path,)).fetchone() is None]
+            free = [path for path in candidates if connection.execute(named, (path,)).fetchone() is None]
+            return unused, free
 
-        paths = await self._database.run(transaction)
+        removed, paths = await self._database.run(transaction)
+        for capture_id in removed:
+            self.on_removed(capture_id)
         if paths:
             await asyncio.to_thread(self._remove, [self._home / path for path in paths])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -175,7 +176,9 @@ async def test_a_process_that_isnt_there(client: EnvdClient) -> None:
 
 
 async def test_a_guest_that_ends_breaks_the_stream(client: EnvdClient) -> None:
-    stream = await client.processes.start("/bin/sh", ["-c", "kill -9 $PPID"])
+    stream = await client.processes.start("/bin/sh", ["-c", "read x; kill -9 $PPID"], stdin=True)
+    with suppress(GuestUnresponsive):
+        await client.processes.send_input(stream.pid, b"now\n")
     with pytest.raises(GuestUnresponsive):
         async with stream:
             [event async for event in stream]

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-import socket
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
-from aiohttp import web
 
-from aenv.errors import Conflict, Overloaded
-from aenv.sandboxes.models import ENVD_PORT, Endpoint
 from tests.unit.proxy.support import (
     ID,
     KEY,
-    OTHER,
     Proxy,
     eventually,
     headers,
@@ -28,37 +24,6 @@ from tests.unit.proxy.support import (
 )
 
 MIB = 1 << 20
-
-
-async def no_answer(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Takes a request and hangs."""
-    await reader.read()
-
-
-@pytest.fixture
-async def app_port() -> AsyncIterator[int]:
-    """An aiohttp application in the sandbox."""
-
-    async def echo(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"X-Length": str(request.content_length)})
-        await response.prepare(request)
-        async for chunk in request.content.iter_any():
-            await response.write(chunk)
-        return response
-
-    async def show(request: web.Request) -> web.Response:
-        seen = {"path": request.raw_path, "headers": [[k.lower(), v] for k, v in request.headers.items()]}
-        return web.json_response(seen | {"method": request.method})
-
-    app = web.Application(client_max_size=0)
-    app.router.add_post("/echo", echo)
-    app.router.add_route("*", "/{path:.*}", show)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield runner.addresses[0][1]
-    await runner.cleanup()
 
 
 async def test_request_arrives_as_it_was_sent(proxy: Proxy, app_port: int) -> None:
@@ -370,61 +335,34 @@ async def test_many_at_once(proxy: Proxy, app_port: int, session: aiohttp.Client
     await eventually(lambda: proxy.links() == 0)
 
 
-async def check(
-    session: aiohttp.ClientSession, proxy: Proxy, sent: dict[str, str], status: int, word: str
-) -> None:
-    """Send a request and expect a JSON failure."""
-    async with session.get(proxy.url + "/x", headers=sent) as response:
-        body = await response.json()
-        assert (response.status, body["code"]) == (status, status)
-        assert word in body["message"]
+async def test_stopping_server_breaks_off_what_does_not_end() -> None:
+    async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nx")
+        await reader.read()
 
-
-async def test_failures(proxy: Proxy, session: aiohttp.ClientSession) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        closed = unused.getsockname()[1]
-    await check(session, proxy, headers(closed), 502, "port is not open")
-    await check(session, proxy, headers(closed, **{"E2b-Sandbox-Id": OTHER}), 502, "was not found")
-    await check(session, proxy, headers(0), 400, "port")
-    proxy.sandboxes.resumable[OTHER] = Conflict("it is being paused")
-    await check(session, proxy, headers(1, **{"E2b-Sandbox-Id": OTHER}), 409, "paused")
-    proxy.sandboxes.resumable[OTHER] = Overloaded("full", retry_after=3)
-    await check(session, proxy, headers(1, **{"E2b-Sandbox-Id": OTHER}), 503, "full")
-    proxy.sandboxes.live[OTHER] = Endpoint("255.255.255.255", None, None)  # no TCP can go there
-    await check(session, proxy, headers(1, **{"E2b-Sandbox-Id": OTHER}), 502, "can't be reached")
+    async with upstream(hangs) as port, AsyncExitStack() as stack:
+        async with running_proxy() as proxy, asyncio.timeout(10):
+            reader, writer = await stack.enter_async_context(raw_client(proxy.port))
+            sent = f"GET / HTTP/1.1\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: {port}\r\n\r\n"
+            writer.write(sent.encode())
+            await read_head(reader)
+            assert await reader.readexactly(6) == b"1\r\nx\r\n"
+        assert await reader.read() == b""  # no "0", so the client sees that it isn't the end
 
 
 @pytest.mark.parametrize(
-    "answer", [b"nix\r\n\r\n", b"HTTP/1.1 101 X\r\nUpgrade: x\r\n\r\n", b"", b"HTTP/1.1 999 X\r\n\r\n"]
+    "framing",
+    [
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Content-Length: 5\r\nContent-Length: 6",
+        "Transfer-Encoding: chunked, identity",
+        "X: a\x00b",
+    ],
 )
-async def test_answers_that_are_none(proxy: Proxy, session: aiohttp.ClientSession, answer: bytes) -> None:
-    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_head(reader)
-        writer.write(answer)
-
-    async with upstream(answers) as port:
-        await check(session, proxy, headers(port), 502, "could not be read")
-
-
-async def test_paused_sandbox_that_resumes_is_reached(
-    proxy: Proxy, app_port: int, session: aiohttp.ClientSession
-) -> None:
-    proxy.sandboxes.resumable[OTHER] = Endpoint("127.0.0.1", None, None)
-    sent = headers(app_port, **{"E2b-Sandbox-Id": OTHER})
-    async with session.get(proxy.url, headers=sent) as response:
-        assert response.status == 200
-
-
-async def test_traffic_token(proxy: Proxy, app_port: int, session: aiohttp.ClientSession) -> None:
-    proxy.sandboxes.live[ID] = Endpoint("127.0.0.1", "envd", "secret")
-    for sent, status in (({}, 403), ({"e2b-traffic-access-token": "wrong"}, 403)):
-        await check(session, proxy, headers(app_port) | sent, status, "e2b-traffic-access-token")
-    sent = headers(app_port, **{"e2b-traffic-access-token": "secret"})
-    async with session.get(proxy.url, headers=sent) as response:
-        assert response.status == 200
-        assert "secret" not in await response.text()
-
-
-async def test_internal_routes_of_envd_are_hidden(proxy: Proxy, session: aiohttp.ClientSession) -> None:
-    async with session.post(proxy.url + "/init", headers=headers(ENVD_PORT)) as response:
-        assert response.status == 404
+async def test_ambiguous_requests_are_refused(proxy: Proxy, app_port: int, framing: str) -> None:
+    async with raw_client(proxy.port) as (reader, writer):
+        route = f"E2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: {app_port}\r\n"
+        writer.write(f"POST /x HTTP/1.1\r\n{route}{framing}\r\n\r\n".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+    assert proxy.links() == 0

@@ -15,7 +15,7 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from aenv.sandboxes.models import Endpoint
-from tests.unit.proxy.support import ID, KEY, OTHER, Proxy, eventually, headers
+from tests.unit.proxy.support import ID, KEY, OTHER, Proxy, eventually, headers, raw_client
 
 BIG = 17 << 20
 
@@ -186,3 +186,13 @@ async def test_refusals(proxy: Proxy) -> None:
     proxy.sandboxes.live[OTHER] = proxy.sandboxes.live.pop(ID)
     assert b"was not found" in bytes((await refused(proxy, port)).response.body or b"")
     assert (await refused(proxy, 0)).response.status_code == 400
+
+
+async def test_odd_handshakes_are_refused(proxy: Proxy) -> None:
+    async with websocket_upstream(echo) as port, raw_client(proxy.port) as (reader, writer):
+        writer.write(
+            f"GET / HTTP/1.1\r\nHost: [::1\r\nE2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: {port}\r\n"
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+        )
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")

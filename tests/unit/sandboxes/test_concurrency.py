@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -22,32 +23,38 @@ async def _state(rig: Rig, sandbox_id: str) -> State | None:
 
 async def test_a_second_pause_joins_the_first(rig: Rig) -> None:
     sandbox = await rig.create()
-    results = await asyncio.gather(*(rig.node.sandboxes.pause(sandbox.id) for _ in range(2)), return_exceptions=True)
+    results = await asyncio.gather(
+        *(rig.node.sandboxes.pause(sandbox.id) for _ in range(2)), return_exceptions=True
+    )
     # The second either joins, or comes when the first has ended and hears that it is paused.
     assert results[0] is None
     assert results[1] is None or isinstance(results[1], Conflict)
     assert await _state(rig, sandbox.id) is State.PAUSED
 
 
-async def test_a_kill_beats_whatever_is_under_way(rig: Rig) -> None:
-    for operation in ("pause", "snapshot", "fork", "connect"):
-        sandbox = await rig.create()
-        sandboxes = rig.node.sandboxes
-        other = {
-            "pause": lambda: sandboxes.pause(sandbox.id),
-            "snapshot": lambda: sandboxes.snapshot(sandbox.id),
-            "fork": lambda: sandboxes.fork(sandbox.id, 2),
-            "connect": lambda: sandboxes.connect(sandbox.id, 60),
-        }[operation]
-        first, killed = await asyncio.gather(other(), sandboxes.kill(sandbox.id), return_exceptions=True)
-        assert killed is None
-        assert not isinstance(first, BaseException) or isinstance(first, AenvError)
-        assert await _state(rig, sandbox.id) is None
+@pytest.mark.parametrize("operation", ["pause", "snapshot", "fork", "connect"])
+async def test_a_kill_beats_whatever_is_under_way(rig: Rig, operation: str) -> None:
+    sandbox = await rig.create()
+    sandboxes = rig.node.sandboxes
+    operations: dict[str, Callable[[], Awaitable[object]]] = {
+        "pause": lambda: sandboxes.pause(sandbox.id),
+        "snapshot": lambda: sandboxes.snapshot(sandbox.id),
+        "fork": lambda: sandboxes.fork(sandbox.id, 2),
+        "connect": lambda: sandboxes.connect(sandbox.id, 60),
+    }
+    first, killed = await asyncio.gather(
+        operations[operation](), sandboxes.kill(sandbox.id), return_exceptions=True
+    )
+    assert killed is None
+    assert not isinstance(first, BaseException) or isinstance(first, AenvError)
+    assert await _state(rig, sandbox.id) is None
 
 
 async def test_two_kills_have_one_winner(rig: Rig) -> None:
     sandbox = await rig.create()
-    results = await asyncio.gather(*(rig.node.sandboxes.kill(sandbox.id) for _ in range(2)), return_exceptions=True)
+    results = await asyncio.gather(
+        *(rig.node.sandboxes.kill(sandbox.id) for _ in range(2)), return_exceptions=True
+    )
     assert sorted(type(result).__name__ for result in results) == ["NoneType", "SandboxNotFound"]
 
 
@@ -76,7 +83,9 @@ async def test_traffic_during_a_pause_waits_and_is_served(rig: Rig) -> None:
 
 async def test_fork_and_pause_both_happen(rig: Rig) -> None:
     sandbox = await rig.create()
-    children, paused = await asyncio.gather(rig.node.sandboxes.fork(sandbox.id, 2), rig.node.sandboxes.pause(sandbox.id))
+    children, paused = await asyncio.gather(
+        rig.node.sandboxes.fork(sandbox.id, 2), rig.node.sandboxes.pause(sandbox.id)
+    )
     assert paused is None
     assert all(isinstance(child, Sandbox) for child in children)
     assert await _state(rig, sandbox.id) is State.PAUSED

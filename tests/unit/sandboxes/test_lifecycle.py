@@ -50,7 +50,12 @@ async def test_forks_share_the_past_and_not_the_future(rig: Rig) -> None:
         await rig.put(child.id, "value", number)
     assert len(ids) == 4
     assert await rig.read(parent.id, "value") == "before"
-    assert [await rig.read(child.id, "value") for child in children if isinstance(child, Sandbox)] == [0, 1, 2, 3]
+    assert [await rig.read(child.id, "value") for child in children if isinstance(child, Sandbox)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 async def test_a_snapshot_outlives_its_source(rig: Rig) -> None:
@@ -118,7 +123,11 @@ async def test_wrong_states_and_names_are_clear_errors(rig: Rig) -> None:
     await sandboxes.pause(sandbox.id)
     with pytest.raises(Conflict, match="paused"):
         await sandboxes.pause(sandbox.id)
-    for refused in (sandboxes.fork(sandbox.id, 1), sandboxes.snapshot(sandbox.id), sandboxes.set_timeout(sandbox.id, 5)):
+    for refused in (
+        sandboxes.fork(sandbox.id, 1),
+        sandboxes.snapshot(sandbox.id),
+        sandboxes.set_timeout(sandbox.id, 5),
+    ):
         with pytest.raises(Conflict):
             await refused
     for odd in ("", "../x", "ä", "i" * 500, "I00000000000000000000", "a b", "%2F"):
@@ -227,7 +236,7 @@ async def test_an_unresponsive_guest_is_paused_all_the_same_unless_health_is_req
     monkeypatch.setattr("aenv.sandboxes.capturing.FREEZE_TIMEOUT", 0.1)
     sandbox = await rig.create()
     guest = (await rig.instance(sandbox.id)).guest
-    guest.responsive = False
+    guest.responsive.clear()
     with pytest.raises(Exception, match="guest agent") as caught:
         await rig.node.sandboxes.pause(sandbox.id, require_healthy_guest=True)
     assert getattr(caught.value, "error_code", None) == "sandbox_snapshot_guest_agent_unresponsive"
@@ -236,4 +245,4 @@ async def test_an_unresponsive_guest_is_paused_all_the_same_unless_health_is_req
     paused = await rig.node.sandboxes.get(sandbox.id)
     assert paused.state is State.PAUSED
     assert paused.envd_unresponsive_at_pause
-    guest.responsive = True
+    guest.responsive.set()

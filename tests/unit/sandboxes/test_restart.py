@@ -48,7 +48,9 @@ async def test_a_graceful_stop_pauses_everything(tmp_path: Path) -> None:
         ("paused", State.PAUSED),
     ],
 )
-async def test_every_state_a_crash_can_leave_is_settled(tmp_path: Path, left: str, found: State | None) -> None:
+async def test_every_state_a_crash_can_leave_is_settled(
+    tmp_path: Path, left: str, found: State | None
+) -> None:
     rig = await _started(tmp_path)
     sandbox = await rig.create()
     await rig.put(sandbox.id, "value", 1)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from concurrent.futures import Executor
-from dataclasses import replace
 from pathlib import Path
 
 from aenv.errors import RuntimeFailure
 from aenv.memory.flatten import copy_base
-from aenv.memory.live import save_memory
+from aenv.memory.live import MemoryCopy, save_memory
 from aenv.runtimes.base import Capture, Place, Resources, RuntimeIdentity
 from aenv.runtimes.qemu.blocking import to_the_end, together
 from aenv.runtimes.qemu.disk import InstanceDisk
@@ -61,30 +60,30 @@ class QemuInstance:
             with contextlib.suppress(OSError, RuntimeFailure):  # a capture will try again and report it
                 await self._disk.prepare(self._process)
             self._process.check()
-            await self._process.execute("stop")
-            self._frozen = True
+            await to_the_end(self._run("stop", frozen=True))
 
     async def thaw(self) -> None:
         """Run the vCPUs."""
         async with self._busy:
             self._process.check()
-            if self._frozen:
-                await self._process.execute("cont")
-                self._frozen = False
+            await self._thaw()
 
-    async def capture(self, folder: Path) -> Capture:
+    async def capture(self, folder: Path, *, thaw: bool = False) -> Capture:
         """Write memory, device state and disk into `folder`; see `aenv.runtimes.base.Instance.capture`."""
         async with self._busy:
             self._process.check()
             if not self._frozen:
                 raise RuntimeFailure("a capture needs a frozen instance")
             try:
-                return await self._capture(folder)
+                return await self._capture(folder, thaw=thaw)
             except (OSError, RuntimeFailure) as error:
                 self._process.check()
                 if isinstance(error, RuntimeFailure):
                     raise
                 raise RuntimeFailure(f"the capture can't be written to {folder}: {error}") from error
+            finally:
+                if thaw and not self.ended.done():
+                    await self._thaw()
 
     async def stop(self) -> None:
         """End the process, reap it and close all that belongs to it."""
@@ -95,34 +94,47 @@ class QemuInstance:
         answer = await self._process.execute("ringbuf-read", {"device": "console", "size": 65536})
         return str(answer)
 
-    async def _capture(self, folder: Path) -> Capture:
-        state = folder / "device-state"
-        loop = asyncio.get_running_loop()
-        saving = loop.run_in_executor(self._workers, self._save_memory, folder)
-        memory, _ = await together(saving, self._save_devices(state))
-        await self._disk.seal(self._process)
-        overlays = await to_the_end(asyncio.to_thread(self._publish_overlays, folder))
-        layers = replace(memory, device_state=state, disk_overlays=overlays)
-        return Capture(self._identity, self.resources, layers.layers())
+    async def _thaw(self) -> None:
+        if self._frozen:
+            await to_the_end(self._run("cont", frozen=False))
 
-    def _save_memory(self, folder: Path) -> QemuLayers:
-        base, delta = self._memory, None
+    async def _run(self, command: str, *, frozen: bool) -> None:
+        await self._process.execute(command)
+        self._frozen = frozen
+
+    async def _capture(self, folder: Path, *, thaw: bool) -> Capture:
+        loop = asyncio.get_running_loop()
+        state = folder / "device-state"
+        copying = loop.run_in_executor(self._workers, self._save_memory, folder)
+        copy, _ = await together(copying, self._save_devices(state))
+        await self._disk.seal(self._process)
+        overlays = tuple(self._disk.sealed)
+        if thaw:
+            await self._thaw()
+        finishing = loop.run_in_executor(self._workers, self._finish, folder, copy, overlays)
+        return Capture(self._identity, self.resources, (await to_the_end(finishing)).layers())
+
+    def _save_memory(self, folder: Path) -> MemoryCopy | None:
         if self._booted:
-            base = folder / "memory-base"
-            copy_base(self._memory, base)
-        else:
-            delta = folder / "memory-delta"
-            save_memory(self.pid, self._memory, self.resources.memory_mib << 20, delta)
-        return QemuLayers(base, delta, Path(), self._disk.base, ())
+            copy_base(self._memory, folder / "memory-base")
+            return None
+        copy = save_memory(self.pid, self._memory, self.resources.memory_mib << 20, folder / "memory-delta")
+        return copy if isinstance(copy, MemoryCopy) else None
+
+    def _finish(self, folder: Path, copy: MemoryCopy | None, overlays: tuple[Path, ...]) -> QemuLayers:
+        if copy is not None:
+            copy.save(folder / "memory-delta")
+        published = [folder / path.name for path in overlays]
+        for path, target in zip(overlays, published, strict=True):
+            publish(path, target)
+        return QemuLayers(
+            memory_base=folder / "memory-base" if self._booted else self._memory,
+            memory_delta=None if self._booted else folder / "memory-delta",
+            device_state=folder / "device-state",
+            disk_base=self._disk.base,
+            disk_overlays=(*self._disk.inherited, *published),
+        )
 
     async def _save_devices(self, state: Path) -> None:
         # Not "live": that is for a source that migrates away, and would give up its disk.
         await self._process.execute("xen-save-devices-state", {"filename": str(state), "live": False})
-
-    def _publish_overlays(self, folder: Path) -> tuple[Path, ...]:
-        published = []
-        for path in self._disk.sealed:
-            target = folder / path.name
-            publish(path, target)
-            published.append(target)
-        return (*self._disk.inherited, *published)

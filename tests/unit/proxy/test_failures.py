@@ -1,0 +1,73 @@
+"""What clients are told when a request can't pass or isn't answered."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import aiohttp
+import pytest
+
+from aenv.errors import Conflict, Overloaded
+from aenv.sandboxes.models import ENVD_PORT, Endpoint
+from tests.unit.proxy.support import ID, OTHER, Proxy, headers, read_head, upstream
+
+
+async def check(
+    session: aiohttp.ClientSession, proxy: Proxy, sent: dict[str, str], status: int, word: str
+) -> None:
+    """Send a request and expect a JSON failure."""
+    async with session.get(proxy.url + "/x", headers=sent) as response:
+        body = await response.json()
+        assert (response.status, body["code"]) == (status, status)
+        assert word in body["message"]
+
+
+async def test_failures(proxy: Proxy, session: aiohttp.ClientSession) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        closed = unused.getsockname()[1]
+    await check(session, proxy, headers(closed), 502, "port is not open")
+    await check(session, proxy, headers(closed, **{"E2b-Sandbox-Id": OTHER}), 502, "was not found")
+    await check(session, proxy, headers(0), 400, "port")
+    proxy.sandboxes.resumable[OTHER] = Conflict("it is being paused")
+    await check(session, proxy, headers(1, **{"E2b-Sandbox-Id": OTHER}), 409, "paused")
+    proxy.sandboxes.resumable[OTHER] = Overloaded("full", retry_after=3)
+    await check(session, proxy, headers(1, **{"E2b-Sandbox-Id": OTHER}), 503, "full")
+    proxy.sandboxes.live[OTHER] = Endpoint("255.255.255.255", None, None)  # no TCP can go there
+    await check(session, proxy, headers(1, **{"E2b-Sandbox-Id": OTHER}), 502, "can't be reached")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"nix\r\n\r\n", b"HTTP/1.1 101 X\r\nUpgrade: x\r\n\r\n", b"", b"HTTP/1.1 999 X\r\n\r\n"]
+)
+async def test_answers_that_are_none(proxy: Proxy, session: aiohttp.ClientSession, answer: bytes) -> None:
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(answer)
+
+    async with upstream(answers) as port:
+        await check(session, proxy, headers(port), 502, "could not be read")
+
+
+async def test_paused_sandbox_that_resumes_is_reached(
+    proxy: Proxy, app_port: int, session: aiohttp.ClientSession
+) -> None:
+    proxy.sandboxes.resumable[OTHER] = Endpoint("127.0.0.1", None, None)
+    sent = headers(app_port, **{"E2b-Sandbox-Id": OTHER})
+    async with session.get(proxy.url, headers=sent) as response:
+        assert response.status == 200
+
+
+async def test_traffic_token(proxy: Proxy, app_port: int, session: aiohttp.ClientSession) -> None:
+    proxy.sandboxes.live[ID] = Endpoint("127.0.0.1", "envd", "secret")
+    for sent, status in (({}, 403), ({"e2b-traffic-access-token": "wrong"}, 403)):
+        await check(session, proxy, headers(app_port) | sent, status, "e2b-traffic-access-token")
+    sent = headers(app_port, **{"e2b-traffic-access-token": "secret"})
+    async with session.get(proxy.url, headers=sent) as response:
+        assert response.status == 200
+        assert "secret" not in await response.text()
+
+
+async def test_internal_routes_of_envd_are_hidden(proxy: Proxy, session: aiohttp.ClientSession) -> None:
+    async with session.post(proxy.url + "/init", headers=headers(ENVD_PORT)) as response:
+        assert response.status == 404
