@@ -89,7 +89,7 @@ class Node:
         template = await ensure_base(
             image=chosen.base_image,
             resources=Resources(settings.cpu_count, settings.memory_mib, settings.disk_mib),
-            identity=self.runtime.identity,
+            runtime=self.runtime,
             database=database,
             captures=self.captures,
             machines=machines,

@@ -48,12 +48,25 @@ def mark(name: str) -> None:
         timings.mark(name)
 
 
+class Stopwatch:
+    """Measures from its making to the call of `stop`, which may come from a callback."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._timings = _current.get()
+        self._started = time.perf_counter()
+
+    def stop(self, *_ignored: object) -> None:
+        """Note the time, if someone collects."""
+        if self._timings is not None:
+            self._timings.stages[self._name] = (time.perf_counter() - self._started) * 1000
+
+
 @contextmanager
 def measure(name: str) -> Iterator[None]:
     """Note how long the block took, if someone collects. Also when it raises."""
-    started = time.perf_counter()
+    stopwatch = Stopwatch(name)
     try:
         yield
     finally:
-        if (timings := _current.get()) is not None:
-            timings.stages[name] = (time.perf_counter() - started) * 1000
+        stopwatch.stop()

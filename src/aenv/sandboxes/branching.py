@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from aenv import ids, timings
+from aenv import ids
 from aenv.errors import AenvError, InvalidRequest
 from aenv.sandboxes import capturing, store
 from aenv.sandboxes.capturing import Captured
@@ -38,7 +38,13 @@ class Branching:
         sandbox = await core.claim(sandbox_id, Operation.PAUSE)
         machine = await core.machine_of(sandbox)
         core.live.close(sandbox_id)
-        captured = await self._capture(sandbox, machine, Operation.PAUSE, require_healthy_guest)
+        try:
+            captured = await capturing.take(
+                machine, core.captures, require_healthy_guest=require_healthy_guest
+            )
+        except BaseException as error:
+            await finish(self._go_on(sandbox, machine, Operation.PAUSE, error))
+            raise
 
         def record(connection: sqlite3.Connection) -> None:
             core.captures.insert(connection, captured.id, captured.capture)
@@ -99,9 +105,11 @@ class Branching:
         async with core.locks.hold(sandbox_id):
             sandbox = await core.claim(sandbox_id, operation)
             machine = await core.machine_of(sandbox)
-            with timings.measure("frozen"):
-                captured = await self._capture(sandbox, machine, operation, require_healthy_guest=False)
-                await self._go_on(sandbox, machine, operation, None)
+            try:
+                captured = await capturing.take_in_passing(machine, core.captures)
+            except BaseException as error:
+                await finish(self._go_on(sandbox, machine, operation, error))
+                raise
             try:
                 yield sandbox, captured
             except BaseException:
@@ -109,32 +117,17 @@ class Branching:
                 raise
         self._core.tasks.start(self._settle([], captured))
 
-    async def _capture(
-        self, sandbox: Sandbox, machine: Machine, operation: Operation, require_healthy_guest: bool
-    ) -> Captured:
-        try:
-            return await capturing.take(
-                machine, self._core.captures, require_healthy_guest=require_healthy_guest
-            )
-        except BaseException as error:
-            await finish(self._go_on(sandbox, machine, operation, error))
-            raise
-
     async def _go_on(
-        self, sandbox: Sandbox, machine: Machine, operation: Operation, error: BaseException | None
+        self, sandbox: Sandbox, machine: Machine, operation: Operation, error: BaseException
     ) -> None:
-        """Let the VM run again; after an error the sandbox is as before, or lost if it can't run."""
+        """After an error the VM runs again and the sandbox is as before, or lost if it can't run."""
         try:
             await capturing.release(machine)
         except AenvError as failure:
-            cause = "" if error is None else f"{error}; and "
-            await self._core.end_lost(sandbox.id, machine, f"{cause}it could not go on: {failure}")
-            if error is None:
-                raise
+            await self._core.end_lost(sandbox.id, machine, f"{error}; and it could not go on: {failure}")
             return
-        if error is not None:
-            self._core.live.reopen(sandbox.id)
-            await self._core.unclaim(sandbox.id, operation)
+        self._core.live.reopen(sandbox.id)
+        await self._core.unclaim(sandbox.id, operation)
 
     def _record(
         self, connection: sqlite3.Connection, sandbox: Sandbox, operation: Operation, captured: Captured

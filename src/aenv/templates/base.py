@@ -10,7 +10,7 @@ from aenv import ids
 from aenv.database import Database
 from aenv.errors import RuntimeFailure
 from aenv.images.progress import Progress
-from aenv.runtimes.base import BootSpec, Capture, Resources, RuntimeIdentity
+from aenv.runtimes.base import BootSpec, Capture, Resources, Runtime
 from aenv.sandboxes.machines import Machines
 from aenv.sandboxes.models import Template
 from aenv.snapshots.captures import Captures
@@ -24,7 +24,7 @@ async def ensure_base(
     *,
     image: Path,
     resources: Resources,
-    identity: RuntimeIdentity,
+    runtime: Runtime,
     database: Database,
     captures: Captures,
     machines: Machines,
@@ -32,7 +32,7 @@ async def ensure_base(
 ) -> Template:
     """The `base` template for this runtime and size; made if it isn't there or doesn't fit any more."""
     known = await database.run(lambda c: store.get(c, BASE))
-    if known is not None and await _fits(known, resources, identity, captures):
+    if known is not None and await _fits(known, resources, runtime, captures):
         return known
     with progress.step("base template") as line:
         line("booting")
@@ -65,14 +65,14 @@ async def ensure_base(
         return template
 
 
-async def _fits(
-    template: Template, resources: Resources, identity: RuntimeIdentity, captures: Captures
-) -> bool:
+async def _fits(template: Template, resources: Resources, runtime: Runtime, captures: Captures) -> bool:
+    """Whether the template can be started, has the size that is asked for and the newest guest."""
     try:
         capture = await captures.get(template.capture_id)
+        runtime.key(capture)
     except RuntimeFailure:
         return False
-    return capture.resources == resources and capture.identity == identity
+    return capture.resources == resources and capture.identity.kernel == runtime.identity.kernel
 
 
 async def _boot_and_capture(spec: BootSpec, machines: Machines, folder: Path) -> Capture:

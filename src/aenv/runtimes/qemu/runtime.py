@@ -178,7 +178,10 @@ class QemuRuntime:
         return process
 
     def _check_identity(self, identity: RuntimeIdentity) -> None:
-        """Equal but for the TSC, which may differ by a hair: the guest's clock is then off by as little."""
+        """Equal but for the guest kernel, which is in the memory and needs no file any more, and for the TSC,
+        which may differ by a hair: the guest's clock is then off by as little.
+        """
+        identity = replace(identity, kernel=self.identity.kernel)
         ours, theirs = _TSC.search(self.identity.cpu), _TSC.search(identity.cpu)
         if ours and theirs and abs(int(ours[1]) - int(theirs[1])) <= int(ours[1]) * _TSC_TOLERANCE:
             identity = replace(identity, cpu=identity.cpu[: theirs.start()] + ours[0])
