@@ -141,7 +141,7 @@ async def one_life(client: Client, rows: dict[str, Row], kind: str) -> None:
     note(f"create_{kind}", "answering", clock.ms())
     note(f"create_{kind}", "running", client.timings["running"])
     await client.command(sandbox)
-    note(f"create_{kind}", "usable", clock.ms(), 400)
+    note(f"create_{kind}", "usable", clock.ms(), 400 if kind == "hot" else None)
     path = f"/sandboxes/{sandbox['sandboxID']}"
 
     clock = Clock()
