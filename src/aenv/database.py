@@ -7,13 +7,14 @@ between its statements. Once begun it ends, even if the caller is cancelled.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from aenv.errors import HostNotReady
+from aenv.errors import HostNotReady, StorageFailure
 
 T = TypeVar("T")
 
@@ -56,7 +57,8 @@ CREATE INDEX capture_layers_path ON capture_layers (path);
 class Database:
     """Runs transactions. Make one with `open`; `close` it."""
 
-    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
+        self._log = path.with_name(f"{path.name}-wal")
         self._connection = connection
         self._thread = thread
 
@@ -72,17 +74,30 @@ class Database:
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(connection, thread)
+        return cls(path, connection, thread)
 
     async def run(self, transaction: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `transaction`; commit if it returns, roll back if it raises."""
+        """Run `transaction`; commit if it returns, roll back if it raises.
+
+        Raises StorageFailure if the database can't do it, as on a full disk; nothing has changed then.
+        """
 
         def whole() -> T:
-            with self._connection:
-                self._connection.execute("BEGIN IMMEDIATE")
-                return transaction(self._connection)
+            try:
+                with self._connection:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                    return transaction(self._connection)
+            except sqlite3.DatabaseError as error:
+                raise StorageFailure(f"the server's database: {error}") from error
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, whole)
+
+    async def flush(self) -> None:
+        """Make all transactions so far survive a power cut. Raises OSError.
+
+        They are in SQLite's write-ahead log until it has moved them, durably, into the database itself.
+        """
+        await asyncio.to_thread(flush_file, self._log)
 
     async def close(self) -> None:
         """Close the connection after what is queued."""
@@ -90,10 +105,19 @@ class Database:
         self._thread.shutdown()
 
 
+def flush_file(path: Path) -> None:
+    """Force a file, or the names in a folder, to the device. Blocking. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
-        # NORMAL: a killed server loses nothing; a power cut may lose the last moments, never consistency.
+        # NORMAL: a killed server loses nothing; a power cut may lose what wasn't flushed, never consistency.
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=5000"):
             connection.execute(f"PRAGMA {pragma}")
         (version,) = connection.execute("PRAGMA user_version").fetchone()

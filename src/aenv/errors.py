@@ -10,6 +10,7 @@ AenvError
 ├── Conflict              409  the sandbox is in a state that doesn't allow this
 ├── GuestUnresponsive     500  envd doesn't answer
 ├── RuntimeFailure        500  the VMM failed
+├── StorageFailure        500  the host's disk is full, or what is on it can't be read
 ├── HostNotReady          500  a tool, a device or a permission is missing on the host
 ├── Overloaded            503  try again after `retry_after`
 └── ShuttingDown          503  the server is stopping
@@ -105,6 +106,10 @@ class GuestUnresponsive(AenvError):
 
 class RuntimeFailure(AenvError):
     """A virtual machine monitor failed or ended."""
+
+
+class StorageFailure(AenvError):
+    """The host's disk is full, or what is on it can't be read; the message says which."""
 
 
 class HostNotReady(AenvError):

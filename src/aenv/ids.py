@@ -10,7 +10,6 @@ import uuid
 _ALPHABET = string.ascii_lowercase + string.digits
 _SANDBOX_ID = re.compile(r"[a-z0-9]{1,40}")
 _NAME = re.compile(r"[a-z0-9_-]{1,128}")
-API_KEY = re.compile(r"e2b_[0-9a-f]{40}")
 
 
 def _random(length: int) -> str:

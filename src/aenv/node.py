@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import shutil
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ class Node:
         self._own(self.sandboxes.watch_deadlines())
         self.starter.hot.want(template.capture_id)
 
-    def _own(self, work: Any) -> None:
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the node stops."""
         self._stack.push_async_callback(cancel, asyncio.ensure_future(work))
 

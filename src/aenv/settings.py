@@ -35,7 +35,7 @@ class Settings(BaseSettings):
     bare_vms: int = Field(2, ge=0, le=64, description="Spare VMM processes kept for resumes and forks")
     stopped_vms: int = Field(4, ge=0, le=1000, description="Paused sandboxes whose VMM stays in memory")
     prepared_slots: int = Field(4, ge=0, le=4000, description="Network slots prepared ahead")
-    concurrent_starts: int = Field(4, ge=1, le=64, description="VM starts and captures at once")
+    concurrent_starts: int = Field(4, ge=1, le=64, description="VM starts at once")
     max_fork: int = Field(16, ge=1, le=100, description="Most children of one fork")
 
     default_timeout: int = Field(300, ge=1, description="Seconds to a sandbox's deadline, new API")

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import structlog
 
+from aenv.errors import AenvError
+
 log = structlog.get_logger()
 
 T = TypeVar("T")
@@ -26,9 +28,13 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _note_outcome(task: asyncio.Task[Any]) -> None:
-    """Log a failure that no caller is left to hear of."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.debug("work without a listener failed", error=repr(error))
+    """Log a failure that perhaps no caller is left to hear of; one that nobody foresaw, in full."""
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    if isinstance(error, AenvError):
+        log.debug("work failed", error=repr(error))
+    else:
+        log.error("work failed unforeseen", exc_info=error)
 
 
 class TaskSet:
@@ -74,10 +80,6 @@ class KeyedLocks:
                 del self._locks[key]
             else:
                 self._locks[key] = (lock, users - 1)
-
-    def held(self, key: str) -> bool:
-        """Whether someone holds or awaits the lock of `key`."""
-        return key in self._locks
 
 
 async def cancel(task: asyncio.Future[Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from aenv.network import namespaces
 from aenv.network.base import GUEST_ADDRESS, Slot
+from aenv.network.firewall import MAX_CONNECTIONS
 from aenv.network.pool import SlotPool
 from tests.net.conftest import MakeGuest, MakePool
 from tests.net.support import (
@@ -231,3 +232,32 @@ async def test_the_next_tenant_gets_no_answers_to_the_last_one(
             host.sendto(b"control", (slot.host_address, 6000))
             assert client.recv(100) == b"control"
             assert nothing_arrived(client)
+
+
+async def test_a_guest_can_not_fill_the_hosts_table_of_connections(
+    make_pool: MakePool, make_guest: MakeGuest, outside: Outside
+) -> None:
+    slot, guest = await start(make_pool(), make_guest)
+
+    def tracked() -> int:
+        return int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
+
+    before = tracked()
+    with outside.udp(port=7000) as server, guest.udp() as first:
+        first.sendto(b"first", (OUTSIDE_ADDRESS, 7000))
+        _, source = server.recvfrom(100)
+        server.sendto(b"answer", source)
+        assert first.recv(100) == b"answer"
+        with guest.udp() as many:
+            for port in range(10_000, 10_000 + MAX_CONNECTIONS + 1000):
+                many.sendto(b"x", (OUTSIDE_ADDRESS, port))
+                if port % 100 == 0:  # frames are carried in order: wait, so that no queue overflows
+                    first.sendto(b"more", (OUTSIDE_ADDRESS, 7000))
+                    assert server.recv(100) == b"more"
+        assert tracked() - before <= MAX_CONNECTIONS
+        assert namespaces.run_inside(slot.namespace, tracked) <= MAX_CONNECTIONS
+        with guest.udp() as another:
+            another.sendto(b"one too many", (OUTSIDE_ADDRESS, 7000))
+            first.sendto(b"again", (OUTSIDE_ADDRESS, 7000))
+            assert server.recv(100) == b"again"
+            assert nothing_arrived(server)

@@ -16,6 +16,7 @@ import uvloop
 from aenv.api import logs
 from aenv.api.app import create_app
 from aenv.api.auth import ENVIRONMENT, ApiKeys
+from aenv.api.protocol import BoundedHttp
 from aenv.errors import HostNotReady
 from aenv.images.progress import Progress, RichProgress
 from aenv.proxy.app import ProxyApp
@@ -61,7 +62,7 @@ class _HttpServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=BoundedHttp,
             ws="websockets-sansio",
             ws_max_size=MAX_MESSAGE,
             ws_per_message_deflate=False,

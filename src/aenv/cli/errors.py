@@ -52,8 +52,15 @@ def report(failure: CommandError) -> None:
 
 def say(line: str) -> None:
     """Print a line for a person to standard error, so that standard output stays data."""
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
+
+
+def printable(text: str) -> str:
+    """`text` with its control characters replaced: names that a sandbox chose could steer the terminal."""
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
 
 
 def _hint(error: AenvError) -> str | None:

@@ -17,6 +17,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from aenv.cli.errors import printable
+
 PATIENCE = 2.0
 """Seconds before the bar appears."""
 _INTERVAL = 0.1
@@ -31,7 +33,7 @@ class Meter:
         self._total = total_bytes
         self._drawn = time.monotonic() + PATIENCE - _INTERVAL
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
@@ -62,7 +64,7 @@ class Meter:
         if not self._shown:
             self._shown = True
             self._progress.start()
-        self._progress.update(self._task, completed=self.bytes, description=name)
+        self._progress.update(self._task, completed=self.bytes, description=printable(name))
         self._progress.refresh()
 
     def summary(self) -> str:

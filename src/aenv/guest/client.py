@@ -19,7 +19,6 @@ from aenv.guest import connect
 from aenv.guest.files import Files
 from aenv.guest.processes import Processes
 
-ENVD_PORT = 49983
 CALL_TIMEOUT = 30.0
 """Longest wait for the answer of a short call, seconds."""
 VERSION_HEADER = "X-Envd-Version"
@@ -79,7 +78,7 @@ class Metrics:
 
 
 def new_session() -> aiohttp.ClientSession:
-    """A session fit for guests: no limit of connections, no cookies, no proxy from the environment."""
+    """A session fit for guests: any number of connections; no cookies, redirects or proxy."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3600.0, use_dns_cache=False),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -87,7 +86,19 @@ def new_session() -> aiohttp.ClientSession:
         skip_auto_headers=_NO_AUTO_HEADERS,
         read_bufsize=256 * 1024,
         trust_env=False,
+        middlewares=(_refuse_redirect,),
     )
+
+
+async def _refuse_redirect(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """No agent redirects. A guest that does wants us to call, with our rights, what it can't reach itself."""
+    response = await handler(request)
+    if 300 <= response.status < 400:
+        response.close()
+        raise aiohttp.ClientError(f"a redirect, status {response.status}")
+    return response
 
 
 class EnvdClient:

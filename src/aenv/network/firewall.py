@@ -19,6 +19,10 @@ from aenv.network.plan import SlotPlan
 UPLINK = "up0"
 """Name of the veth's end inside a namespace."""
 
+MAX_CONNECTIONS = 4096
+"""Connections that one guest may have to the outside at a time. The host's table of tracked connections is
+shared by all guests and the host itself (262,144 by default): one guest fills it in half a minute."""
+
 _NEVER_ROUTED = tuple(
     IPv4Network(text) for text in ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "240.0.0.0/4")
 )
@@ -83,7 +87,7 @@ table inet {plan.table} {{
 def slot_rules(plan: SlotPlan, index: int) -> str:
     """Rules inside a slot's namespace: address translation both ways, and only the guest's own source.
 
-    The namespace itself answers nobody: the guest can't use it as a host.
+    The namespace itself answers nobody: the guest can't use it as a host. It bounds the guest's connections.
     """
     address = plan.host_address(index)
     return f"""
@@ -106,6 +110,7 @@ table ip aenv {{
   chain forward {{
     type filter hook forward priority filter; policy drop;
     ct state invalid drop
+    iifname "{TAP_NAME}" oifname "{UPLINK}" ct state new ct count over {MAX_CONNECTIONS} drop
     iifname "{TAP_NAME}" oifname "{UPLINK}" accept
     iifname "{UPLINK}" oifname "{TAP_NAME}" ct state established,related accept
     iifname "{UPLINK}" oifname "{TAP_NAME}" ct status dnat accept

@@ -16,6 +16,10 @@ READ_BUFFER = 256 * 1024
 """Bytes of an answer held for a slow client before the sandbox is made to wait."""
 
 
+MAX_HEAD = 256 * 1024
+"""Bytes of an answer's head, of its trailers or between two parts of its body: the parser keeps them all."""
+
+
 class UpstreamLost(Exception):
     """The connection ended, or what came over it isn't HTTP."""
 
@@ -52,6 +56,7 @@ class Connection(asyncio.Protocol):
         self._error: UpstreamLost | None = None
         self._chunks: list[bytes] = []
         self._buffered = 0
+        self._unaccounted = 0
         self.answered = False
         """Whether any byte of the answer has come."""
 
@@ -145,12 +150,15 @@ class Connection(asyncio.Protocol):
         if not self._busy:
             self.abort()  # a server that speaks without being asked can't be followed
             return
+        self._unaccounted += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._fail("it changed to another protocol")
         except httptools.HttpParserError as error:
             self._fail(f"it isn't HTTP ({error})")
+        if self._unaccounted > MAX_HEAD:
+            self._fail(f"its headers are larger than {MAX_HEAD} bytes")
 
     def eof_received(self) -> bool:
         """Part of `asyncio.Protocol`: an end of the answer ends the connection."""
@@ -184,6 +192,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
+        self._unaccounted = 0
         status = self._parser.get_status_code()
         if status < 200:  # an interim answer, such as 100 Continue
             self._head.headers.clear()
@@ -201,6 +210,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
+        self._unaccounted = 0
         if self._method == b"HEAD":
             return
         self._chunks.append(body)

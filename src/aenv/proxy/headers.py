@@ -29,7 +29,7 @@ _ADDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto
 _NOT_SENT = HOP_BY_HOP | {b"expect", TRAFFIC_TOKEN_HEADER}
 """`Expect: 100-continue` is answered by our own server."""
 
-_BEARER = b"Bearer "
+_BEARER = b"bearer "
 
 
 def end_to_end(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[Header]:
@@ -59,9 +59,12 @@ def request_headers(scope: Scope, api_key: bytes) -> list[Header]:
 
 
 def _is_our_key(name: bytes, value: bytes, api_key: bytes) -> bool:
-    if name == b"x-api-key":
-        return hmac.compare_digest(value, api_key)
-    return name == b"authorization" and hmac.compare_digest(value, _BEARER + api_key)
+    """Whether the header holds the server's own key, in any of the spellings that the API takes."""
+    if name == b"authorization" and value[: len(_BEARER)].lower() == _BEARER:
+        value = value[len(_BEARER) :]
+    elif name != b"x-api-key":
+        return False
+    return hmac.compare_digest(value.strip(), api_key)
 
 
 def _forwarded(scope: Scope, host: bytes, given: dict[bytes, bytes]) -> list[Header]:

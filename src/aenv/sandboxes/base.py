@@ -71,4 +71,4 @@ class Templates(Protocol):
         """All templates, or all snapshots, newest first."""
 
     async def delete(self, name: str) -> None:
-        """Delete a template or snapshot. Raises `TemplateNotFound`; sandboxes made from it live on."""
+        """Delete a template or snapshot. Raises `TemplateNotFound`; `InvalidRequest` while it is in use."""

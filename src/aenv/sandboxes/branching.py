@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from aenv import ids
-from aenv.errors import AenvError, InvalidRequest
+from aenv.errors import AenvError, InvalidRequest, RuntimeFailure
 from aenv.sandboxes import capturing, store
 from aenv.sandboxes.capturing import Captured
 from aenv.sandboxes.core import Core
@@ -60,7 +60,8 @@ class Branching:
             )
 
         try:
-            await core.database.run(record)
+            async with self._kept(captured):
+                await core.database.run(record)
         except BaseException as error:
             await finish(self._go_on(sandbox, machine, Operation.PAUSE, error))
             raise
@@ -69,6 +70,7 @@ class Branching:
 
     async def snapshot(self, sandbox_id: str, name: str | None) -> Template:
         """A snapshot of a running sandbox; a name that a snapshot already has is repointed."""
+        await self._core.database.run(lambda c: _of_name(c, name))  # a wrong name costs no capture
         async with self._branch(sandbox_id, Operation.SNAPSHOT) as (sandbox, captured):
 
             def record(connection: sqlite3.Connection) -> Template:
@@ -97,6 +99,9 @@ class Branching:
             return await self._creation.start(child, hot=False)
         except AenvError as error:
             return error
+        except Exception as error:  # its siblings run: the caller must hear of them
+            log.exception("a child of a fork can't be started", sandbox=child.id)
+            return RuntimeFailure(f"a child can't be started: {error}")
 
     @asynccontextmanager
     async def _branch(self, sandbox_id: str, operation: Operation) -> AsyncIterator[tuple[Sandbox, Captured]]:
@@ -111,11 +116,24 @@ class Branching:
                 await finish(self._go_on(sandbox, machine, operation, error))
                 raise
             try:
-                yield sandbox, captured
+                async with self._kept(captured):
+                    yield sandbox, captured
             except BaseException:
                 await finish(core.unclaim(sandbox_id, operation))
                 raise
         self._core.tasks.start(self._settle([], captured))
+
+    @asynccontextmanager
+    async def _kept(self, captured: Captured) -> AsyncIterator[None]:
+        """Record a capture in the block; its files are removed if that fails.
+
+        Not if it is cancelled: a transaction once begun ends, and the record may be there.
+        """
+        try:
+            yield
+        except Exception:
+            await finish(self._core.captures.discard(captured.id))
+            raise
 
     async def _go_on(
         self, sandbox: Sandbox, machine: Machine, operation: Operation, error: BaseException
@@ -138,28 +156,35 @@ class Branching:
         store.change(connection, sandbox.id, {via}, state=State.RUNNING, capture_id=captured.id)
 
     async def _settle(self, machines: Sequence[Machine], captured: Captured) -> None:
-        """After the answer: make the capture durable, end what isn't kept, remove what isn't needed."""
+        """After the answer: end what isn't kept, make the capture durable, then remove what isn't needed."""
+        for machine in machines:
+            await self._core.machines.destroy(machine)
         try:
             await self._core.captures.sync(captured.capture)
         except OSError as error:
             log.error("a capture can't be made durable", capture=captured.id, error=repr(error))
-        for machine in machines:
-            await self._core.machines.destroy(machine)
-        await self._core.tidy()
+        else:
+            await self._core.tidy()
+
+
+def _of_name(connection: sqlite3.Connection, name: str | None) -> Template | None:
+    """The snapshot that has this name (or id). Raises InvalidRequest if a template has it."""
+    known = None if name is None else templates_store.get(connection, name)
+    if known is not None and not known.is_snapshot:
+        raise InvalidRequest(f"the name {name!r} belongs to a template: choose another")
+    return known
 
 
 def _snapshot_record(
     connection: sqlite3.Connection, sandbox: Sandbox, name: str | None, capture_id: str
 ) -> Template:
     """The new record, or the known one of that name with a new capture and build."""
-    known = None if name is None else templates_store.get(connection, name)
-    if known is not None and not known.is_snapshot:
-        raise InvalidRequest(f"the name {name!r} belongs to a template: choose another")
+    known = _of_name(connection, name)
     now = time.time()
     return Template(
         id=ids.new_template_id() if known is None else known.id,
         build_id=ids.new_build_id(),
-        name=name,
+        name=name if known is None else known.name,
         capture_id=capture_id,
         resources=sandbox.resources,
         created_at=now if known is None else known.created_at,

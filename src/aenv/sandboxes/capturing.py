@@ -66,6 +66,8 @@ async def take_in_passing(machine: Machine, captures: Captures) -> Captured:
                 capture = await machine.instance.capture(folder, thaw=True)
         finally:
             await finish(_wait(going_on))
+        if not going_on.result() and not unresponsive:  # it took so long that the request had given up
+            await _unfreeze_guest(machine)
     return Captured(capture_id, capture, unresponsive)
 
 
@@ -89,16 +91,18 @@ async def _folder(captures: Captures) -> AsyncIterator[tuple[str, Path]]:
         raise
 
 
-async def _wait(future: asyncio.Future[None]) -> None:
+async def _wait(future: asyncio.Future[bool]) -> None:
     await asyncio.wait([future])
 
 
-async def _unfreeze_guest(machine: Machine) -> None:
+async def _unfreeze_guest(machine: Machine) -> bool:
     try:
         async with asyncio.timeout(FREEZE_TIMEOUT):
             await machine.guest.unfreeze()
     except (AenvError, TimeoutError) as error:
         log.error("the guest agent doesn't let processes go on", instance=machine.id, error=repr(error))
+        return False
+    return True
 
 
 async def _freeze_guest(machine: Machine) -> bool:

@@ -8,6 +8,7 @@ its end even if the client that asked for it goes away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections.abc import Coroutine
@@ -17,7 +18,7 @@ import structlog
 
 from aenv import ids
 from aenv.database import Database
-from aenv.errors import AenvError, Conflict, InvalidRequest, SandboxNotFound, ShuttingDown
+from aenv.errors import AenvError, Conflict, InvalidRequest, SandboxNotFound, ShuttingDown, StorageFailure
 from aenv.sandboxes import store
 from aenv.sandboxes.live import LiveSandboxes
 from aenv.sandboxes.machines import Machine, Machines
@@ -31,6 +32,12 @@ from aenv.tasks import KeyedLocks, TaskSet
 T = TypeVar("T")
 
 log = structlog.get_logger()
+
+LOST_KEPT_SECONDS = 24 * 3600.0
+"""How long the reason why a sandbox was lost is kept."""
+
+RETRY_SECONDS = 1.0
+"""Rest before the database is asked again to record what it couldn't."""
 
 
 class Core:
@@ -55,12 +62,12 @@ class Core:
         self.tasks = TaskSet()
         self.closing = False
         self.activity = activity
-        self._max_timeout = max_timeout
+        self.max_timeout = max_timeout
 
     def check_timeout(self, timeout: float) -> None:
         """Raise InvalidRequest unless `timeout` (seconds) can be granted."""
-        if not 0 < timeout <= self._max_timeout:
-            raise InvalidRequest(f"timeout must be more than 0 and at most {self._max_timeout:g} seconds")
+        if not 0 < timeout <= self.max_timeout:
+            raise InvalidRequest(f"timeout must be more than 0 and at most {self.max_timeout:g} seconds")
 
     async def whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Run an operation to its end, whoever stops waiting for it."""
@@ -91,7 +98,25 @@ class Core:
         return claimed
 
     async def unclaim(self, sandbox_id: str, operation: Operation) -> None:
-        """The operation failed and the sandbox is as before."""
+        """The operation failed and the sandbox is as before; its lock is held.
+
+        If that can't be recorded, as on a full disk, it is tried again until it can.
+        """
+        try:
+            await self._unclaim(sandbox_id, operation)
+        except StorageFailure as error:
+            log.error("a failure can't be recorded", sandbox=sandbox_id, error=str(error))
+            self.tasks.start(self._unclaim_later(sandbox_id, operation))
+
+    async def _unclaim_later(self, sandbox_id: str, operation: Operation) -> None:
+        while not self.closing:
+            await asyncio.sleep(RETRY_SECONDS)
+            async with self.locks.hold(sandbox_id):
+                with contextlib.suppress(StorageFailure):
+                    await self._unclaim(sandbox_id, operation)
+                    return
+
+    async def _unclaim(self, sandbox_id: str, operation: Operation) -> None:
         transition = TRANSITIONS[operation]
         failed = transition.failed
 
@@ -106,21 +131,29 @@ class Core:
     async def publish(
         self, sandbox: Sandbox, machine: Machine, operation: Operation, timeout: float, **changes: Any
     ) -> Sandbox:
-        """A started machine becomes its sandbox's: the record first, then the ports open."""
+        """A started machine becomes its sandbox's: the record first, then the ports open.
+
+        On failure the machine is destroyed and the sandbox as before.
+        """
         transition = TRANSITIONS[operation]
-        changed = await self.database.run(
-            lambda c: store.change(
-                c,
-                sandbox.id,
-                {transition.via},
-                state=State.RUNNING,
-                end_at=time.time() + timeout,
-                timeout=timeout,
-                instance_id=machine.id,
-                envd_unresponsive_at_pause=False,
-                **changes,
+        try:
+            changed = await self.database.run(
+                lambda c: store.change(
+                    c,
+                    sandbox.id,
+                    {transition.via},
+                    state=State.RUNNING,
+                    end_at=time.time() + timeout,
+                    timeout=timeout,
+                    instance_id=machine.id,
+                    envd_unresponsive_at_pause=False,
+                    **changes,
+                )
             )
-        )
+        except StorageFailure:
+            await self.machines.destroy(machine)
+            await self.unclaim(sandbox.id, operation)
+            raise
         if changed is None:
             await self.machines.destroy(machine)
             raise SandboxNotFound(sandbox.id)
@@ -147,13 +180,15 @@ class Core:
         """Mark a sandbox whose VM is gone or can't go on as lost, and end what is left of the VM."""
         log.error("sandbox lost", sandbox=sandbox_id, reason=reason)
         self.live.remove(sandbox_id)
-        await self.database.run(
-            lambda c: store.change(
-                c, sandbox_id, LIVE, state=State.LOST, reason=reason, end_at=time.time(), instance_id=None
+        try:
+            await self.database.run(
+                lambda c: store.change(
+                    c, sandbox_id, LIVE, state=State.LOST, reason=reason, end_at=time.time(), instance_id=None
+                )
             )
-        )
-        if machine is not None:
-            await self.machines.destroy(machine)
+        finally:
+            if machine is not None:
+                await self.machines.destroy(machine)
 
     async def machine_of(self, sandbox: Sandbox) -> Machine:
         """The live machine of a claimed sandbox. Without one the sandbox is lost: SandboxNotFound."""
@@ -164,8 +199,13 @@ class Core:
         return machine
 
     async def tidy(self) -> None:
-        """Remove captures that nothing needs any more; failures are logged, the next time may do."""
+        """Remove old records of lost sandboxes, and captures that nothing needs any more.
+
+        Failures are logged, the next time may do.
+        """
         try:
+            before = time.time() - LOST_KEPT_SECONDS
+            await self.database.run(lambda c: store.forget_lost(c, before))
             await self.captures.collect()
         except (AenvError, OSError) as error:
             log.error("captures can't be removed", error=repr(error))

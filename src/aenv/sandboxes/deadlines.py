@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from aenv.errors import AenvError, Conflict, SandboxNotFound
+from aenv.errors import AenvError, Conflict, SandboxNotFound, StorageFailure
 from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.models import Sandbox
@@ -76,7 +76,12 @@ class Deadlines:
         """Watch until cancelled; all that expire together are handled side by side."""
         while True:
             now = time.time()
-            overdue = await self._core.database.run(functools.partial(store.expired, now=now))
+            try:
+                overdue = await self._core.database.run(functools.partial(store.expired, now=now))
+            except StorageFailure as error:
+                log.error("deadlines can't be read", error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
             self._not_before = {
                 sandbox_id: when
                 for sandbox_id, when in self._not_before.items()

@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from aenv import ids
+from aenv.errors import StorageFailure
 from aenv.guest.client import EnvdClient, InitRequest
 from aenv.network.base import NetworkPool
 from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Place, Runtime
@@ -65,9 +66,9 @@ class Machines:
         folder = self._workspace / ids.new_instance_id()
         try:
             folder.mkdir(parents=True)
-        except BaseException:
+        except OSError as error:
             await self._network.release(slot)
-            raise
+            raise StorageFailure(f"a VM's folder can't be made in {folder}: {error.strerror}") from error
         return Place(slot, folder)
 
     async def _give_back(self, place: Place) -> None:

@@ -160,7 +160,10 @@ class Pool(Generic[T]):
 
     async def _dispose_surplus(self) -> None:
         while self._surplus:
-            await finish(self._dispose(self._surplus.pop()))
+            try:
+                await finish(self._dispose(self._surplus.pop()))
+            except Exception:  # one that can't be ended mustn't keep the others
+                log.exception("a spare can't be ended", pool=self._name)
 
 
 class StoppedMachines:

@@ -13,9 +13,6 @@ from aenv.sandboxes.states import LIVE, State
 
 log = structlog.get_logger()
 
-LOST_KEPT_SECONDS = 24 * 3600.0
-"""How long a lost sandbox can still be asked about."""
-
 
 async def settle_records(database: Database) -> None:
     """Bring every record into a stable state. Called before any operation, when no VM is left alive.
@@ -40,11 +37,6 @@ async def settle_records(database: Database) -> None:
                 end_at=time.time(),
                 instance_id=None,
             )
-        old = [
-            s for s in store.in_states(connection, {State.LOST}) if s.end_at < time.time() - LOST_KEPT_SECONDS
-        ]
-        for sandbox in old:
-            store.delete(connection, sandbox.id)
         return len(running), len(store.in_states(connection, {State.PAUSED}))
 
     lost, paused = await database.run(transaction)

@@ -16,6 +16,7 @@ from aenv.sandboxes.creation import Creation
 from aenv.sandboxes.deadlines import Deadlines
 from aenv.sandboxes.models import CreateSandbox, Endpoint, Sandbox, SandboxFilter, Template
 from aenv.sandboxes.states import Operation, State
+from aenv.tasks import finish
 from aenv.templates.service import TemplateService
 
 log = structlog.get_logger()
@@ -101,9 +102,13 @@ class SandboxService:
                 return
             await core.claim(sandbox_id, Operation.KILL)
             machine = core.live.remove(sandbox_id) or core.starter.stopped.take(sandbox_id)
-            if machine is not None:
-                await core.machines.destroy(machine)
-            await core.database.run(lambda c: store.delete(c, sandbox_id))
+            try:
+                if machine is not None:
+                    await core.machines.destroy(machine)
+                await core.database.run(lambda c: store.delete(c, sandbox_id))
+            except BaseException:
+                await finish(core.unclaim(sandbox_id, Operation.KILL))
+                raise
         await core.tidy()
 
     async def _expire(self, sandbox_id: str) -> None:
@@ -149,7 +154,8 @@ class SandboxService:
             sandbox = await self._core.get(sandbox_id)
             found = self._core.live.endpoint(sandbox_id)
         if found is None and sandbox.state is State.PAUSED and sandbox.auto_resume:
-            await self.connect(sandbox_id, max(sandbox.timeout, AUTO_RESUME_TIMEOUT))
+            timeout = max(sandbox.timeout, AUTO_RESUME_TIMEOUT)
+            await self.connect(sandbox_id, min(timeout, self._core.max_timeout))
             found = self._core.live.endpoint(sandbox_id)
         if found is None:
             raise SandboxNotFound(sandbox_id)

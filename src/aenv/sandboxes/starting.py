@@ -80,19 +80,14 @@ class Starter:
     async def start(self, sandbox: Sandbox, *, hot: bool) -> Machine:
         """A running machine in the state of `sandbox.capture_id`, which knows that it is `sandbox`.
 
-        `hot` allows a hot VM, and asks that there be one next time.
+        `hot` is for a new sandbox: it allows a hot VM, and asks that there be one next time.
         """
-        machine = self.stopped.take(sandbox.id)
-        if machine is not None and not machine.instance.ended.done():
+        spare = self.hot.take(sandbox.capture_id) if hot else self.stopped.take(sandbox.id)
+        if spare is not None:
             try:
-                return await self._awaken(machine, sandbox)
+                return await self._awaken(spare, sandbox)
             except AenvError as error:
-                log.warning("a stopped VM didn't come back", sandbox=sandbox.id, error=str(error))
-        elif machine is not None:
-            await finish(self._machines.destroy(machine))
-        machine = self.hot.take(sandbox.capture_id) if hot else None
-        if machine is not None:
-            return await self._awaken(machine, sandbox)
+                log.warning("a spare VM didn't come back", sandbox=sandbox.id, error=str(error))
         async with self._machines.starting:
             return await self._awaken(await self._restore(sandbox.capture_id), sandbox)
 

@@ -61,13 +61,7 @@ TRANSITIONS: dict[Operation, Transition] = {
             Operation.SNAPSHOT, frozenset({State.RUNNING}), State.SNAPSHOTTING, State.RUNNING, State.RUNNING
         ),
         Transition(Operation.FORK, frozenset({State.RUNNING}), State.FORKING, State.RUNNING, State.RUNNING),
-        Transition(
-            Operation.KILL,
-            frozenset({State.RUNNING, State.PAUSED, State.LOST}),
-            State.KILLING,
-            None,
-            State.LOST,
-        ),
+        Transition(Operation.KILL, frozenset({State.RUNNING, State.PAUSED}), State.KILLING, None, State.LOST),
     )
 }
 

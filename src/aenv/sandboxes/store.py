@@ -51,6 +51,11 @@ def delete(connection: sqlite3.Connection, sandbox_id: str) -> None:
     connection.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,))
 
 
+def forget_lost(connection: sqlite3.Connection, before: float) -> None:
+    """Remove the records of sandboxes lost before that time."""
+    connection.execute("DELETE FROM sandboxes WHERE state = ? AND end_at < ?", (State.LOST, before))
+
+
 def find(connection: sqlite3.Connection, query: SandboxFilter) -> list[Sandbox]:
     """One page of records, ordered by start time and id."""
     clauses = [f"state IN ({', '.join('?' * len(query.states))})"]

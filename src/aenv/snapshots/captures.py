@@ -7,7 +7,6 @@ files are written first and the record last, so a record never names a layer tha
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -17,8 +16,8 @@ import structlog
 from pydantic import TypeAdapter
 
 from aenv import ids
-from aenv.database import Database
-from aenv.errors import RuntimeFailure
+from aenv.database import Database, flush_file
+from aenv.errors import RuntimeFailure, StorageFailure
 from aenv.runtimes.base import Capture, Layer
 
 log = structlog.get_logger()
@@ -42,10 +41,16 @@ class Captures:
         """Called with the id of each capture that is removed, so that what was made from it can go too."""
 
     def new(self) -> tuple[str, Path]:
-        """An id for a new capture and its empty folder, to be filled, then recorded or discarded."""
+        """An id for a new capture and its empty folder, to be filled, then recorded or discarded.
+
+        Raises StorageFailure.
+        """
         capture_id = ids.new_capture_id()
         folder = self._folder / capture_id
-        folder.mkdir(parents=True)
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise StorageFailure(f"a capture can't be written to {folder}: {error.strerror}") from error
         return capture_id, folder
 
     async def discard(self, capture_id: str) -> None:
@@ -80,18 +85,16 @@ class Captures:
         return Capture(record.identity, record.resources, layers)
 
     async def sync(self, capture: Capture) -> None:
-        """Make the capture's own layers survive a power cut."""
+        """Make the capture's own layers, their names and the records so far survive a power cut."""
+        layers = [layer.path for layer in capture.layers if layer.path.is_relative_to(self._folder)]
+        folders = {path.parent for path in layers}
 
         def flush() -> None:
-            for layer in capture.layers:
-                if layer.path.is_relative_to(self._folder):
-                    descriptor = os.open(layer.path, os.O_RDONLY)
-                    try:
-                        os.fdatasync(descriptor)
-                    finally:
-                        os.close(descriptor)
+            for path in (*layers, *folders, self._folder):
+                flush_file(path)
 
         await asyncio.to_thread(flush)
+        await self._database.flush()
 
     async def collect(self) -> None:
         """Remove captures that nothing refers to, and the layers that no other capture names."""
@@ -113,6 +116,8 @@ class Captures:
         for capture_id in removed:
             self.on_removed(capture_id)
         if paths:
+            # Else a power cut could bring back the records of layers that are gone.
+            await self._database.flush()
             await asyncio.to_thread(self._remove, [self._home / path for path in paths])
 
     def _remove(self, paths: list[Path]) -> None:
@@ -134,7 +139,7 @@ class Captures:
         known = {self._home / row[0] for row in rows}
 
         def walk() -> None:
-            for folder in self._folder.iterdir():
+            for folder in filter(Path.is_dir, self._folder.iterdir()):
                 unknown = [path for path in folder.iterdir() if path not in known]
                 self._remove(unknown)
                 if not unknown and not any(folder.iterdir()):

@@ -8,11 +8,13 @@ import re
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from aenv.api.auth import ApiKeys
+from aenv.api.protocol import MAX_HEAD
 from aenv.api.server import serve, usage
 from aenv.errors import HostNotReady
 from aenv.images.progress import Progress
@@ -86,6 +88,25 @@ async def test_stop_during_the_start_cancels_it(tmp_path: Path) -> None:
     async with asyncio.timeout(5):
         await serve(settings, node, stop, ready=print)
     assert node.cancelled
+
+
+@pytest.mark.parametrize("start", ["GET /", "GET / HTTP/1.1\r\nX: ", "GET / HTTP/1.1\r\n"])
+async def test_strangers_can_not_fill_the_memory_with_headers(tmp_path: Path, start: str) -> None:
+    line = b"X: y\r\n" * 10_000 if start.endswith("\n") else b"x" * 60_000
+    async with running(fake_settings(tmp_path)) as server:
+        reader, writer = await asyncio.open_connection(*server.url.removeprefix("http://").split(":"))
+        sent = 0
+        with suppress(ConnectionError):
+            writer.write(start.encode())
+            while sent < 100 * MAX_HEAD:
+                writer.write(line)
+                await writer.drain()
+                sent += len(line)
+        assert sent < 100 * MAX_HEAD
+        with suppress(ConnectionError):
+            assert b" 400 " in await reader.readline()
+        writer.close()
+        assert (await server.request("GET", "/health")).status == 204
 
 
 async def test_ipv6(tmp_path: Path) -> None:

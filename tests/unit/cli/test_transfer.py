@@ -9,6 +9,7 @@ import pytest
 
 from aenv.cli.download import checked_name
 from aenv.cli.errors import CommandError
+from aenv.cli.progress import Meter
 from aenv.cli.transfer import Place, parse_place
 from tests.unit.cli.support import Cli, ControlPlane
 
@@ -115,6 +116,21 @@ async def test_links_are_left_out_and_named(cli: Cli, here: Path, there: Path) -
     said = await cp(cli, f"i1:{here}", here.parent / "down")
     assert f"left out {here}/link: " in said
     assert tree(here.parent / "down") == {"f": b"1"}
+
+
+async def test_names_from_a_sandbox_cannot_steer_the_terminal(
+    cli: Cli, here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (there / "\x1b[2Jlink").symlink_to("f")
+    said = await cp(cli, f"i1:{there}", here / "down")
+    assert "[2Jlink: " in said
+    assert "\x1b" not in said
+
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("aenv.cli.progress.PATIENCE", 0.0)
+    with Meter(1) as meter:
+        meter.add("[/no markup]\x1b]0;title\x07", 1)
+    assert "\x1b]0;" not in capsys.readouterr().err
 
 
 async def test_a_file_in_the_way_is_replaced(cli: Cli, here: Path, there: Path) -> None:

@@ -160,3 +160,21 @@ async def test_streams_of_nonsense(answer: Answer, error: type[Exception]) -> No
     async with serving(answer) as url, EnvdClient(url) as client:
         with pytest.raises(error):
             await client.processes.run("true")
+
+
+@pytest.mark.parametrize("status", [302, 307])
+async def test_a_guest_can_not_send_us_elsewhere(status: int) -> None:
+    visits: list[bytes] = []
+
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    async with serving(elsewhere) as target:
+        redirect = f"HTTP/1.1 {status} X\r\nLocation: {target}/init\r\nContent-Length: 0\r\n\r\n"
+        async with serving(saying(redirect.encode())) as url, EnvdClient(url) as client:
+            with pytest.raises(RuntimeFailure, match="redirect"):
+                await client.init(InitRequest("i123", "t456"))
+            with pytest.raises(RuntimeFailure, match="redirect"):
+                await client.wait_healthy(5)
+    assert not visits

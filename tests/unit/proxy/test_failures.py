@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 
 import aiohttp
 import pytest
 
 from aenv.errors import Conflict, Overloaded
+from aenv.proxy.connection import MAX_HEAD
 from aenv.sandboxes.models import ENVD_PORT, Endpoint
 from tests.unit.proxy.support import ID, OTHER, Proxy, headers, read_head, upstream
 
@@ -47,6 +49,30 @@ async def test_answers_that_are_none(proxy: Proxy, session: aiohttp.ClientSessio
 
     async with upstream(answers) as port:
         await check(session, proxy, headers(port), 502, "could not be read")
+
+
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "]
+)
+async def test_endless_headers_are_cut(proxy: Proxy, session: aiohttp.ClientSession, start: bytes) -> None:
+    taken = 0
+
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        await read_head(reader)
+        writer.write(start)
+        with suppress(ConnectionError):
+            while taken < 100 * MAX_HEAD:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+                taken += 65536
+
+    async with upstream(answers) as port:
+        try:
+            await check(session, proxy, headers(port), 502, "headers are larger")
+        except aiohttp.ClientPayloadError:
+            assert b"chunked" in start  # the answer had begun
+    assert taken < 100 * MAX_HEAD
 
 
 async def test_paused_sandbox_that_resumes_is_reached(

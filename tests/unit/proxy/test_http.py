@@ -30,7 +30,7 @@ async def test_request_arrives_as_it_was_sent(proxy: Proxy, app_port: int) -> No
     sent = (
         f"PUT /a%2Fb//c%20d?x=%31&y HTTP/1.1\r\nHost: my.host:99\r\nE2b-Sandbox-Id: {ID}\r\n"
         f"E2b-Sandbox-Port: {app_port}\r\nX-Two: 1\r\nX-Two: 2\r\nX-API-KEY: {KEY}\r\n"
-        f"Authorization: Bearer {KEY}\r\nX-Access-Token: envd\r\nConnection: close, X-Hop\r\nX-Hop: 1\r\n"
+        f"Authorization: bearer  {KEY}\r\nX-Access-Token: envd\r\nConnection: close, X-Hop\r\nX-Hop: 1\r\n"
         "TE: trailers\r\nX-Forwarded-For: 192.0.2.9\r\nAccept-Encoding: gzip\r\nContent-Length: 0\r\n\r\n"
     )
     async with raw_client(proxy.port) as (reader, writer):

@@ -23,12 +23,18 @@ async def _state(rig: Rig, sandbox_id: str) -> State | None:
 
 async def test_a_second_pause_joins_the_first(rig: Rig) -> None:
     sandbox = await rig.create()
-    results = await asyncio.gather(
-        *(rig.node.sandboxes.pause(sandbox.id) for _ in range(2)), return_exceptions=True
-    )
-    # The second either joins, or comes when the first has ended and hears that it is paused.
-    assert results[0] is None
-    assert results[1] is None or isinstance(results[1], Conflict)
+    guest = (await rig.instance(sandbox.id)).guest
+    guest.responsive.clear()  # the first pause waits for it
+    first = asyncio.ensure_future(rig.node.sandboxes.pause(sandbox.id))
+
+    async def is_under_way() -> bool:
+        return await _state(rig, sandbox.id) is State.PAUSING
+
+    await eventually(is_under_way)
+    second = asyncio.ensure_future(rig.node.sandboxes.pause(sandbox.id))
+    await asyncio.sleep(0)  # it has begun
+    guest.responsive.set()
+    await asyncio.gather(first, second)
     assert await _state(rig, sandbox.id) is State.PAUSED
 
 

@@ -79,10 +79,18 @@ async def test_a_snapshot_name_can_be_repointed(rig: Rig) -> None:
     assert await rig.read((await rig.create(template="name")).id, "value") == 2
 
 
+async def test_a_snapshot_can_be_repointed_by_its_id_and_keeps_its_name(rig: Rig) -> None:
+    source = await rig.create()
+    first = await rig.node.sandboxes.snapshot(source.id, "name")
+    second = await rig.node.sandboxes.snapshot(source.id, first.id)
+    assert (second.id, second.name) == (first.id, "name")
+
+
 async def test_a_template_name_is_safe_from_snapshots(rig: Rig) -> None:
     source = await rig.create()
     with pytest.raises(InvalidRequest, match="belongs to a template"):
         await rig.node.sandboxes.snapshot(source.id, "base")
+    assert len(list(rig.settings.captures_dir.iterdir())) == 1
     assert (await rig.node.sandboxes.get(source.id)).state is State.RUNNING
     assert await rig.read(source.id, "frozen") is False
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from aenv.errors import HostNotReady, SandboxNotFound
+from aenv.errors import HostNotReady, SandboxNotFound, ShuttingDown
 from aenv.node import Node
 from aenv.sandboxes.states import State
-from tests.unit.sandboxes.conftest import Rig, fake_settings
+from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
 
 
 async def _started(home: Path) -> Rig:
@@ -108,7 +108,11 @@ async def test_requests_while_stopping_are_refused(tmp_path: Path) -> None:
     rig = await _started(tmp_path)
     sandbox = await rig.create()
     stopping = asyncio.ensure_future(rig.node.stop())
-    await asyncio.sleep(0)
-    results = await asyncio.gather(rig.node.sandboxes.kill(sandbox.id), return_exceptions=True)
+
+    async def is_stopping() -> bool:
+        return rig.node.sandboxes._core.closing
+
+    await eventually(is_stopping)
+    with pytest.raises(ShuttingDown):
+        await rig.node.sandboxes.kill(sandbox.id)
     await stopping
-    assert results[0] is None or "shutting down" in str(results[0])
