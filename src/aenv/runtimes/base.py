@@ -51,6 +51,8 @@ class Layer:
 
     role: str
     path: Path
+    size: int | None = None
+    """Bytes when the capture was recorded; None before that."""
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,7 @@ class Core:
         async with self.locks.hold(sandbox_id):
             if self.live.machine(sandbox_id) is machine:
                 await self.end_lost(sandbox_id, machine, reason)
+        await self.tidy()
 
     async def end_lost(self, sandbox_id: str, machine: Machine | None, reason: str) -> None:
         """Mark a sandbox whose VM is gone or can't go on as lost, and end what is left of the VM."""

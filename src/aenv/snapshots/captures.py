@@ -25,7 +25,7 @@ log = structlog.get_logger()
 _RECORD = TypeAdapter(Capture)
 
 _UNUSED = """
-SELECT id FROM captures WHERE id NOT IN (SELECT capture_id FROM sandboxes)
+SELECT id FROM captures WHERE id NOT IN (SELECT capture_id FROM sandboxes WHERE state != 'lost')
 AND id NOT IN (SELECT capture_id FROM templates)
 """
 
@@ -59,7 +59,10 @@ class Captures:
 
     def insert(self, connection: sqlite3.Connection, capture_id: str, capture: Capture) -> None:
         """Record a capture, inside a transaction that also makes something refer to it."""
-        layers = tuple(Layer(layer.role, layer.path.relative_to(self._home)) for layer in capture.layers)
+        layers = tuple(
+            Layer(layer.role, layer.path.relative_to(self._home), layer.path.stat().st_size)
+            for layer in capture.layers
+        )
         record = Capture(capture.identity, capture.resources, layers)
         connection.execute(
             "INSERT INTO captures (id, record) VALUES (?, ?)",
@@ -71,17 +74,25 @@ class Captures:
         )
 
     async def get(self, capture_id: str) -> Capture:
-        """A recorded capture, with absolute paths. Raises RuntimeFailure if a layer is missing."""
+        """A recorded capture, with absolute paths. Raises RuntimeFailure if a layer is missing or cut short.
+
+        Not every reader would notice: a disk overlay that was cut short reads as zeros where it ended.
+        """
         row = await self._database.run(
             lambda c: c.execute("SELECT record FROM captures WHERE id = ?", (capture_id,)).fetchone()
         )
         if row is None:
             raise RuntimeFailure(f"capture {capture_id} is not recorded")
         record = _RECORD.validate_json(row[0])
-        layers = tuple(Layer(layer.role, self._home / layer.path) for layer in record.layers)
+        layers = tuple(Layer(layer.role, self._home / layer.path, layer.size) for layer in record.layers)
         for layer in layers:
-            if not layer.path.exists():
-                raise RuntimeFailure(f"layer {layer.path.name} ({layer.role}) of {capture_id} is missing")
+            what = f"layer {layer.path.name} ({layer.role}) of {capture_id}"
+            try:
+                size = layer.path.stat().st_size
+            except OSError as error:
+                raise RuntimeFailure(f"{what} is missing") from error
+            if layer.size is not None and size < layer.size:
+                raise RuntimeFailure(f"{what} is damaged: it has {size} bytes instead of {layer.size}")
         return Capture(record.identity, record.resources, layers)
 
     async def sync(self, capture: Capture) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shlex
+import sys
 
 import pytest
 
@@ -138,3 +141,19 @@ async def test_auth_asks(cli: Cli, control: ControlPlane) -> None:
     assert done.code == 0, done.err
     assert KEY.encode() not in done.out
     assert KEY in (cli.home / ".config" / "aenv" / "credentials").read_text()
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "error"),
+    [
+        (">/dev/full", 1, "error: [Errno 28] No space left on device\n"),
+        (">&-", 0, ""),
+        (">&- 2>&- <&-", 0, ""),
+    ],
+)
+async def test_streams_that_take_nothing(cli: Cli, redirection: str, code: int, error: str) -> None:
+    process = await asyncio.create_subprocess_shell(
+        f"exec {shlex.quote(sys.executable)} -m aenv.cli ls {redirection}", env=cli.environ, stderr=-1
+    )
+    _, err = await process.communicate()
+    assert (process.returncode, err.decode()) == (code, error)

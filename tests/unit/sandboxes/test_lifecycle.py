@@ -228,6 +228,42 @@ async def test_a_dead_vm_makes_the_sandbox_lost(rig: Rig) -> None:
     assert rig.node.sandboxes.live_endpoint(sandbox.id) is None
 
 
+async def test_a_layer_that_was_cut_short_is_refused(rig: Rig) -> None:
+    sandbox = await rig.create()
+    await rig.put(sandbox.id, "value", 1)
+    await rig.node.sandboxes.pause(sandbox.id)
+    record = await rig.node.sandboxes.get(sandbox.id)
+    stopped = rig.node.starter.stopped.take(sandbox.id)
+    if stopped is not None:
+        await rig.node.sandboxes._core.machines.destroy(stopped)
+    capture = await rig.node.captures.get(record.capture_id)
+    layer = capture.layers[-1].path
+    whole = layer.read_bytes()
+    layer.write_bytes(whole[:-1])
+    with pytest.raises(RuntimeFailure, match="damaged"):
+        await rig.node.sandboxes.connect(sandbox.id, 60)
+    layer.write_bytes(whole)
+    await rig.node.sandboxes.connect(sandbox.id, 60)
+    assert await rig.read(sandbox.id, "value") == 1
+
+
+async def test_a_lost_sandbox_keeps_no_files(rig: Rig) -> None:
+    def captures() -> set[str]:
+        return {path.name for path in rig.settings.captures_dir.iterdir()}
+
+    before = captures()
+    sandbox = await rig.create()
+    await rig.node.sandboxes.pause(sandbox.id)
+    await rig.node.sandboxes.connect(sandbox.id, 60)
+    assert captures() > before
+    (await rig.instance(sandbox.id)).die("the VMM was killed")
+
+    async def are_gone() -> bool:
+        return captures() == before
+
+    await eventually(are_gone)
+
+
 async def test_a_stopped_vm_that_died_is_restored_from_disk(rig: Rig) -> None:
     sandbox = await rig.create()
     await rig.put(sandbox.id, "value", 3)
