@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from aenv.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 STATE = Path(os.environ.get("AENV_STATE", ROOT / ".state"))
@@ -36,10 +40,49 @@ class Server:
         return (self.home / "secrets" / "api-key").read_text().strip()
 
     @property
+    def tag(self) -> str:
+        """What its namespaces and links are named with; another server on the host has another."""
+        return Settings(home=self.home).tag
+
+    def namespaces(self) -> list[str]:
+        """The network namespaces that it has."""
+        found = json.loads(subprocess.check_output(["ip", "-json", "netns", "list"]) or b"[]")
+        return [each["name"] for each in found if f"-{self.tag}-" in each["name"]]
+
+    def links(self) -> list[str]:
+        """The network links that it has on the host."""
+        found = json.loads(subprocess.check_output(["ip", "-json", "link", "show"]))
+        return [each["ifname"] for each in found if self.tag in each["ifname"]]
+
+    def mounts(self) -> list[str]:
+        """The mounts that it has made."""
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        return [line for line in lines if self.tag in line or str(self.home) in line]
+
+    def vmms(self) -> list[str]:
+        """The VMM processes that use its home folder, whoever is their parent."""
+        command = ["pgrep", "-af", f"qemu-system.*{self.home}/"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables that the SDKs and the CLI read."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("E2B_", "AENV_"))}
         return {**kept, "E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url, "E2B_API_KEY": self.key}
+
+
+def home(name: str) -> Path:
+    """A home folder for one server, with the root file system that all of them share.
+
+    It is made at the first call and kept between runs; servers that run side by side need one each.
+    """
+    prepared, wanted = STATE / "prepared", STATE / f"home-{name}"
+    if not (prepared / "aenv.db").exists():
+        subprocess.run([AENV, "setup", "--home", str(prepared)], check=True, timeout=START_SECONDS)
+    for folder in ("images", "bundle"):
+        if not (wanted / folder).exists():
+            shutil.copytree(prepared / folder, wanted / folder, symlinks=True, copy_function=os.link)
+    return wanted
 
 
 @contextmanager

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.sdk.client import Client, Loop
 from tests.server import STATE, Server, running_server
 
 
@@ -14,3 +16,21 @@ def server() -> Iterator[Server]:
     """A server with real VMs."""
     with running_server(STATE / "home") as server:
         yield server
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def client(request: pytest.FixtureRequest, server: Server) -> Iterator[Client]:
+    """The Python SDK, each half of it once."""
+    if request.param == "sync":
+        yield Client(server, None)
+        return
+    with Loop() as loop:
+        yield Client(server, loop)
+
+
+@pytest.fixture(scope="module")
+def sandbox(client: Client) -> Iterator[Any]:
+    """One sandbox for all tests of a module."""
+    sandbox = client.create(envs={"GREETING": "hello"}, metadata={"purpose": "a b&c=d"})
+    yield sandbox
+    sandbox.kill()

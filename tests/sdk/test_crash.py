@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from e2b import NotFoundException, Sandbox, SandboxException
 
-from tests.server import STATE, Server, running_server
+from tests.server import Server, home, running_server
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
-
-
-def _vmms(home: Path) -> list[str]:
-    """Processes with the home folder on their command line, the server itself left out."""
-    found = subprocess.run(
-        ["pgrep", "-af", f"qemu-system.*{home}"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.splitlines()
-
-
-def _namespaces() -> set[str]:
-    return set(subprocess.check_output(["ip", "netns", "list"], text=True).split("\n")) - {""}
 
 
 def _use(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +21,8 @@ def _use(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_paused_sandboxes_and_snapshots_survive_a_killed_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    home = STATE / "home-crash"
-    namespaces = _namespaces()
-    with running_server(home) as server:
+    folder = home("crash")
+    with running_server(folder) as server:
         _use(server, monkeypatch)
         paused = Sandbox.create("base", timeout=600)
         paused.files.write("file", "kept")
@@ -50,9 +36,9 @@ def test_paused_sandboxes_and_snapshots_survive_a_killed_server(monkeypatch: pyt
         ):
             assert time.monotonic() < end
             time.sleep(0.05)
-        assert _vmms(home), "a VMM must outlive a killed server, for the next one to find"
+        assert server.vmms(), "a VMM must outlive a killed server, for the next one to find"
 
-    with running_server(home) as server:
+    with running_server(folder) as server:
         _use(server, monkeypatch)
         again = Sandbox.connect(paused.sandbox_id)
         assert again.files.read("file") == "kept"
@@ -63,5 +49,7 @@ def test_paused_sandboxes_and_snapshots_survive_a_killed_server(monkeypatch: pyt
         again.kill()
         copy.kill()
         Sandbox.delete_snapshot(snapshot.snapshot_id)
-    assert not _vmms(home)
-    assert _namespaces() == namespaces
+    assert not server.vmms()
+    assert not server.namespaces()
+    assert not server.links()
+    assert not server.mounts()

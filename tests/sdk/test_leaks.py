@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2b import Sandbox
 
-from tests.server import STATE, Server, running_server
+from tests.server import Server, home, running_server
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 
 
 def _count(server: Server) -> dict[str, Any]:
     """What a server could leak, counted."""
-    namespaces = json.loads(subprocess.check_output(["ip", "-json", "netns", "list"]) or b"[]")
-    links = json.loads(subprocess.check_output(["ip", "-json", "link", "show"]))
-    children = subprocess.run(
-        ["ps", "--ppid", str(server.pid), "-o", "pid="], capture_output=True, text=True, check=False
-    )
     return {
-        "processes": len(children.stdout.split()),
-        "namespaces": len(namespaces),
-        "links": len(links),
-        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "processes": len(server.vmms()),
+        "namespaces": len(server.namespaces()),
+        "links": len(server.links()),
+        "mounts": len(server.mounts()),
         "open files": len(list(Path(f"/proc/{server.pid}/fd").iterdir())),
         "work folders": len(list((server.home / "workspace").iterdir())),
         "captures": len(list((server.home / "captures").iterdir())),
@@ -53,31 +46,37 @@ def _settled(server: Server) -> dict[str, Any]:
     return last
 
 
-@pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], None]:
-    def use(server: Server) -> None:
-        for name in ("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY"):
-            monkeypatch.setenv(name, server.environment[name])
+def _client(server: Server, program: str) -> None:
+    """Run a user's program in a process of its own: its connections end with it."""
+    command = [sys.executable, "-c", f"from e2b import Sandbox\n{program}"]
+    finished = subprocess.run(
+        command, env=server.environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
 
-    return use
+
+LIVES = """
+for _ in range({count}):
+    Sandbox.create("base").kill()
+"""
+
+PAUSES = """
+sandbox = Sandbox.create("base", timeout=600)
+sandbox.files.write("file", "kept")
+for _ in range({count}):
+    sandbox.pause()
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    assert sandbox.files.read("file") == "kept"
+sandbox.kill()
+"""
 
 
-def test_fifty_lives_and_fifty_pauses_leave_nothing(connect: Callable[[Server], None]) -> None:
-    with running_server(STATE / "home-leaks", stopped_vms=0, hot_vms=1, bare_vms=1) as server:
-        connect(server)
-        Sandbox.create("base").kill()
+@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.long)])
+def test_lives_and_pauses_leave_nothing(count: int) -> None:
+    with running_server(home("leaks"), stopped_vms=0, hot_vms=1, bare_vms=1) as server:
+        _client(server, LIVES.format(count=1))
         before = _settled(server)
-        for _ in range(50):
-            Sandbox.create("base").kill()
+        _client(server, LIVES.format(count=count))
         _settles_to(server, before)
-
-        sandbox = Sandbox.create("base", timeout=600)
-        sandbox.files.write("file", "kept")
-        for cycle in range(50):
-            sandbox.pause()
-            sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
-            if cycle % 10 == 0:
-                assert sandbox.files.read("file") == "kept"
-        assert sandbox.files.read("file") == "kept"
-        sandbox.kill()
+        _client(server, PAUSES.format(count=count))
         _settles_to(server, before)
