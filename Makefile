@@ -25,6 +25,11 @@ test: setup lint go-test ## the quick suite, set-up and checks included: ten min
 .PHONY: test-long
 test-long: setup ## the long suite: an hour at most
 	@scripts/test -m long --timeout=3000 tests
+	@scripts/fuzz
+
+.PHONY: fuzz
+fuzz: setup ## fuzz the guest agent, FUZZTIME (10m) for each target, side by side
+	@scripts/fuzz
 
 .PHONY: lint
 lint: setup ## ruff, mypy, gofmt, go vet

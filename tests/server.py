@@ -8,6 +8,7 @@ import re
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ class Server:
     url: str
     home: Path
     pid: int
+    domain: str | None = None
 
     @property
     def key(self) -> str:
@@ -70,6 +72,19 @@ class Server:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("E2B_", "AENV_"))}
         return {**kept, "E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url, "E2B_API_KEY": self.key}
 
+    @property
+    def domain_environment(self) -> dict[str, str]:
+        """The variables for a client that knows the server by its domain only."""
+        tls = self.home / "tls"
+        others = {name: value for name, value in self.environment.items() if not name.endswith("_URL")}
+        return {
+            **others,
+            "E2B_DOMAIN": str(self.domain),
+            "SSL_CERT_FILE": str(tls / "ca-bundle.pem"),
+            "NODE_EXTRA_CA_CERTS": str(tls / "ca.pem"),
+            "NO_PROXY": "*",
+        }
+
 
 def home(name: str) -> Path:
     """A home folder for one server, with the root file system that all of them share.
@@ -83,6 +98,12 @@ def home(name: str) -> Path:
         if not (wanted / folder).exists():
             shutil.copytree(prepared / folder, wanted / folder, symlinks=True, copy_function=os.link)
     return wanted
+
+
+def free_port() -> int:
+    """A port that nobody listened on a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @contextmanager
@@ -99,7 +120,8 @@ def running_server(home: Path, **settings: object) -> Iterator[Server]:
             stderr=errors,
         )
     try:
-        yield Server(_url(process, log), home, process.pid)
+        domain = settings.get("domain")
+        yield Server(_url(process, log), home, process.pid, None if domain is None else str(domain))
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -18,10 +18,8 @@ from aenv.errors import HostNotReady, StorageFailure
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
-
 # Records are JSON, so that a new field needs no new column; what queries need are generated columns.
-_SCHEMA = """
+_VERSION_1 = """
 CREATE TABLE sandboxes (
     record TEXT NOT NULL,
     id TEXT GENERATED ALWAYS AS (json_extract(record, '$.id')) STORED NOT NULL UNIQUE,
@@ -52,6 +50,69 @@ CREATE TABLE capture_layers (
 );
 CREATE INDEX capture_layers_path ON capture_layers (path);
 """
+
+# Templates get several builds, with tags that point to them; the old record was a template with one build.
+# The latest assignment of a tag counts, the ones before are its history.
+_VERSION_2 = """
+ALTER TABLE templates RENAME TO old_templates;
+DROP INDEX templates_capture;
+
+CREATE TABLE templates (
+    id TEXT PRIMARY KEY,
+    name TEXT UNIQUE,
+    namespace TEXT,
+    public INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    spawn_count INTEGER NOT NULL DEFAULT 0,
+    last_spawned_at REAL
+);
+CREATE TABLE builds (
+    record TEXT NOT NULL,
+    id TEXT GENERATED ALWAYS AS (json_extract(record, '$.id')) STORED NOT NULL UNIQUE,
+    capture_id TEXT GENERATED ALWAYS AS (json_extract(record, '$.capture_id')) STORED NOT NULL,
+    created_at REAL GENERATED ALWAYS AS (json_extract(record, '$.created_at')) STORED NOT NULL,
+    template_id TEXT NOT NULL REFERENCES templates (id) ON DELETE CASCADE
+);
+CREATE INDEX builds_template ON builds (template_id);
+CREATE INDEX builds_capture ON builds (capture_id);
+CREATE TABLE tag_assignments (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    template_id TEXT NOT NULL REFERENCES templates (id) ON DELETE CASCADE,
+    tag TEXT NOT NULL,
+    build_id TEXT NOT NULL,
+    assigned_at REAL NOT NULL
+);
+CREATE INDEX tag_assignments_tag ON tag_assignments (template_id, tag, sequence);
+CREATE VIEW current_tags AS SELECT * FROM tag_assignments
+    WHERE sequence IN (SELECT max(sequence) FROM tag_assignments GROUP BY template_id, tag);
+
+INSERT INTO templates (id, name, namespace, public, created_at, updated_at)
+    SELECT id, name, iif(record ->> '$.source_sandbox_id' IS NULL, NULL, 'default'),
+        record ->> '$.source_sandbox_id' IS NULL, created_at, record ->> '$.updated_at'
+    FROM old_templates;
+INSERT INTO builds (template_id, record)
+    SELECT id, json_object('id', record ->> '$.build_id', 'capture_id', capture_id,
+        'resources', record -> '$.resources', 'created_at', record -> '$.updated_at',
+        'source_sandbox_id', record ->> '$.source_sandbox_id')
+    FROM old_templates;
+INSERT INTO tag_assignments (id, template_id, tag, build_id, assigned_at)
+    SELECT record ->> '$.build_id', id, 'default', record ->> '$.build_id', record ->> '$.updated_at'
+    FROM old_templates ORDER BY created_at;
+DROP TABLE old_templates;
+
+CREATE TABLE idempotency_keys (
+    key TEXT PRIMARY KEY,
+    created_at REAL NOT NULL,
+    request TEXT NOT NULL,
+    sandbox TEXT NOT NULL
+);
+CREATE INDEX idempotency_keys_age ON idempotency_keys (created_at);
+"""
+
+_MIGRATIONS = (_VERSION_1, _VERSION_2)
+"""Each makes its version of the schema from the one before; none has a semicolon within a statement."""
 
 
 class Database:
@@ -120,11 +181,9 @@ def _connect(path: Path) -> sqlite3.Connection:
         # NORMAL: a killed server loses nothing; a power cut may lose what wasn't flushed, never consistency.
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=5000"):
             connection.execute(f"PRAGMA {pragma}")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        elif version != SCHEMA_VERSION:
-            raise HostNotReady(f"{path} has format {version}, this server knows {SCHEMA_VERSION}: upgrade it")
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            _migrate(connection, path)
     except sqlite3.DatabaseError as error:
         connection.close()
         raise HostNotReady(f"can't use the database {path}: {error}") from error
@@ -132,3 +191,15 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the schema to the newest version, inside a transaction. Raises HostNotReady if it is newer."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not 0 <= version <= len(_MIGRATIONS):
+        raise HostNotReady(f"{path} has format {version}, this server knows {len(_MIGRATIONS)}: upgrade it")
+    for script in _MIGRATIONS[version:]:
+        # executescript would commit first.
+        for statement in script.split(";"):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version={len(_MIGRATIONS)}")

@@ -8,6 +8,9 @@ AenvError
 │   ├── TemplateNotFound
 │   └── SnapshotNotFound
 ├── Conflict              409  the sandbox is in a state that doesn't allow this
+│   └── ResumeRefused          its memory was kept while envd didn't answer: only its disk is of use
+├── PauseRefused          503  envd doesn't answer, and the caller wants no pause then
+├── KeyReused             422  an Idempotency-Key that belongs to another request
 ├── GuestUnresponsive     500  envd doesn't answer
 ├── RuntimeFailure        500  the VMM failed
 ├── StorageFailure        500  the host's disk is full, or what is on it can't be read
@@ -96,6 +99,29 @@ class Conflict(AenvError):
 
     status = 409
     retry = Retry.PERMANENT
+
+
+class ResumeRefused(Conflict):
+    """The memory of a paused sandbox holds an agent that didn't answer; a reboot from disk is possible."""
+
+    error_code = "sandbox_snapshot_guest_agent_unresponsive"
+
+
+class PauseRefused(AenvError):
+    """The agent doesn't answer, so what the caller asked for would not be whole. Nothing has changed."""
+
+    status = 503
+    retry = Retry.TRANSIENT
+
+
+class KeyReused(AenvError):
+    """An idempotency key came with another request than the first time."""
+
+    status = 422
+    retry = Retry.PERMANENT
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"Idempotency-Key: {key!r} was used for another request: take a new key")
 
 
 class GuestUnresponsive(AenvError):

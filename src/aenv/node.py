@@ -20,19 +20,25 @@ from aenv.images.progress import Progress, QuietProgress
 from aenv.network.base import NetworkPool
 from aenv.runtimes.base import Resources, Runtime
 from aenv.runtimes.choice import choose_runtime
+from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.machines import Machines
 from aenv.sandboxes.pools import Activity
 from aenv.sandboxes.recovery import settle_records
 from aenv.sandboxes.service import SandboxService
 from aenv.sandboxes.starting import Starter
+from aenv.sandboxes.states import State
 from aenv.settings import Settings
 from aenv.snapshots.captures import Captures
 from aenv.tasks import cancel
+from aenv.telemetry.service import Telemetry
 from aenv.templates.base import ensure_base
 from aenv.templates.service import TemplateService
 
 log = structlog.get_logger()
+
+FIRST_SPARE_SECONDS = 10.0
+"""How long a starting server waits for a hot VM, so that the first create is as quick as the next."""
 
 CLOSE_SECONDS = 60.0
 """How long a stopping server pauses sandboxes before it gives the rest up."""
@@ -44,6 +50,7 @@ class Node:
     sandboxes: SandboxService
     templates: TemplateService
     captures: Captures
+    telemetry: Telemetry
     starter: Starter
     runtime: Runtime
     network: NetworkPool
@@ -104,21 +111,29 @@ class Node:
             hot_vms=settings.hot_vms,
             bare_vms=settings.bare_vms,
             stopped_vms=settings.stopped_vms,
+            max_queued=settings.max_queued_starts,
         )
         self._own(self.starter.run())
         self.templates = TemplateService(database, self.captures)
+        self.telemetry = Telemetry(settings.logs_dir.resolve(), settings.metrics_interval)
+        paused = await database.run(lambda c: store.in_states(c, {State.PAUSED}))
+        await self.telemetry.start([sandbox.id for sandbox in paused])
+        stack.push_async_callback(self.telemetry.close)
         core = Core(
             database=database,
             captures=self.captures,
             machines=machines,
             starter=self.starter,
             activity=activity,
+            telemetry=self.telemetry,
             max_timeout=settings.max_timeout,
         )
-        self.sandboxes = SandboxService(core, self.templates, settings.max_fork)
+        self.sandboxes = SandboxService(core, settings.max_fork)
         stack.push_async_callback(self.sandboxes.close, CLOSE_SECONDS)
         self._own(self.sandboxes.watch_deadlines())
-        self.starter.hot.want(template.capture_id)
+        self._own(self.telemetry.run())
+        with progress.step("first spare VM"):
+            await self.starter.hot.first(template.build.capture_id, FIRST_SPARE_SECONDS)
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the node stops."""
@@ -133,7 +148,8 @@ def _claim_home(settings: Settings) -> int:
     """Make the folders and lock the home; returns the lock's descriptor."""
     home = settings.home
     try:
-        for folder in (home, settings.workspace_dir, settings.captures_dir, settings.images_dir):
+        folders = (settings.workspace_dir, settings.captures_dir, settings.images_dir, settings.logs_dir)
+        for folder in (home, *folders):
             folder.mkdir(parents=True, exist_ok=True)
         home.chmod(0o700)
         descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -6,12 +6,32 @@ The command line's options set the same names, so there is one list of settings.
 from __future__ import annotations
 
 import hashlib
+import re
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+HTTPS_PORT = 443
+DEFAULT_TLS_PORT = 8443
+
+_DOMAIN = re.compile(
+    r"(?=[^:]{3,180}(:|$))([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z0-9-]{1,63}(:[0-9]{1,5})?"
+)
+"""At least two labels, since TLS knows no wildcard right below the root; room for a sandbox's own label."""
+
+
+def checked_domain(given: str) -> str:
+    """The domain in lower case, with its port if it has one. Raises ValueError."""
+    domain = given.lower().removesuffix(".")
+    port = domain.partition(":")[2]
+    if _DOMAIN.fullmatch(domain) is None or not 1 <= int(port or HTTPS_PORT) <= 65535:
+        raise ValueError(
+            "it must be a domain with a dot in it, such as sb.test, perhaps with a port behind it"
+        )
+    return domain
 
 
 class Settings(BaseSettings):
@@ -22,7 +42,16 @@ class Settings(BaseSettings):
     home: Path = Field(Path("/var/lib/aenv"), description="Folder of all state; made if missing")
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
-    domain: str | None = Field(None, description="Domain of sandbox hosts <port>-<id>.<domain>")
+    domain: str | None = Field(
+        None, description="Serve `api.DOMAIN` and `PORT-ID.DOMAIN` over TLS too; may end in `:port`"
+    )
+    tls_port: int | None = Field(
+        None, ge=1, le=65535, description="Port to listen on for TLS; the domain's own if unset, else 8443"
+    )
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain for DOMAIN and `*.DOMAIN`, PEM; else the local authority's"
+    )
+    tls_key: Path | None = Field(None, description="Key of tls_cert, PEM, if it is not in the same file")
 
     runtime: Literal["auto", "qemu", "fake"] = Field("auto", description="Virtual machine monitor")
     accel: Literal["auto", "kvm", "tcg"] = Field("auto", description="QEMU accelerator")
@@ -36,6 +65,9 @@ class Settings(BaseSettings):
     stopped_vms: int = Field(4, ge=0, le=1000, description="Paused sandboxes whose VMM stays in memory")
     prepared_slots: int = Field(4, ge=0, le=4000, description="Network slots prepared ahead")
     concurrent_starts: int = Field(4, ge=1, le=64, description="VM starts at once")
+    max_queued_starts: int = Field(
+        64, ge=1, le=10000, description="VM starts that may wait for their turn; more are refused with 503"
+    )
     max_fork: int = Field(16, ge=1, le=100, description="Most children of one fork")
 
     default_timeout: int = Field(300, ge=1, description="Seconds to a sandbox's deadline, new API")
@@ -45,6 +77,10 @@ class Settings(BaseSettings):
     )
     auto_pause: bool = Field(True, description="Pause at the deadline when a create doesn't say")
 
+    metrics_interval: float = Field(
+        10.0, ge=0, description="Seconds between samples of each sandbox's metrics and logs; 0 takes none"
+    )
+
     slot_network: IPv4Network = Field(
         IPv4Network("10.11.0.0/16"), description="Addresses at which the host reaches guests"
     )
@@ -52,6 +88,37 @@ class Settings(BaseSettings):
         IPv4Network("10.12.0.0/16"), description="Addresses of the links into namespaces"
     )
     dns: str | None = Field(None, description="Name server of guests; the host's first one if unset")
+
+    @field_validator("domain")
+    @classmethod
+    def _check_domain(cls, given: str | None) -> str | None:
+        return None if given is None else checked_domain(given)
+
+    @field_validator("tls_port", "tls_cert", "tls_key")
+    @classmethod
+    def _check_tls(cls, given: object, info: ValidationInfo) -> object:
+        needed = "tls_cert" if info.field_name == "tls_key" else "domain"
+        if given is not None and info.data.get(needed) is None:
+            raise ValueError(f"it needs {needed} beside it")
+        return given
+
+    @property
+    def listen_tls_port(self) -> int:
+        """The port to listen on for TLS, if there is a domain."""
+        port = (self.domain or "").partition(":")[2]
+        return self.tls_port or int(port or DEFAULT_TLS_PORT)
+
+    @property
+    def public_domain(self) -> str | None:
+        """The domain as clients need it: with the port, unless that is HTTPS's own."""
+        if self.domain is None or ":" in self.domain or self.listen_tls_port == HTTPS_PORT:
+            return self.domain
+        return f"{self.domain}:{self.listen_tls_port}"
+
+    @property
+    def tls_dir(self) -> Path:
+        """The local certificate authority and what it issued."""
+        return self.home / "tls"
 
     @property
     def tag(self) -> str:
@@ -77,6 +144,11 @@ class Settings(BaseSettings):
     def captures_dir(self) -> Path:
         """Layers of paused sandboxes, snapshots and templates: one folder per capture."""
         return self.home / "captures"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Logs of sandboxes: one file each."""
+        return self.home / "logs"
 
     @property
     def database(self) -> Path:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from aenv import unexpected
 from aenv.errors import AenvError
 
 log = structlog.get_logger()
@@ -34,7 +35,7 @@ def _note_outcome(task: asyncio.Task[Any]) -> None:
     if isinstance(error, AenvError):
         log.debug("work failed", error=repr(error))
     else:
-        log.error("work failed unforeseen", exc_info=error)
+        unexpected.note("tasks", "work failed unforeseen", error)
 
 
 class TaskSet:

@@ -1,12 +1,13 @@
-"""The synchronous and the asynchronous Python SDK behind one face: a test is written once and runs with both.
+"""The synchronous and the asynchronous Python SDK behind one face: a test is written once, for both.
 
-The SDK itself is the unmodified one. Where its two halves differ in shape (a PTY's output, a watch's events, input as a
-stream), `Client` has one method for both.
+The SDK itself is the unmodified one. Where its two halves differ in shape (a PTY's output, a watch's events,
+input as a stream), `Client` has one method for both.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import threading
@@ -15,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from types import TracebackType
 from typing import Any
 
-from e2b import AsyncSandbox, PtySize, Sandbox
+from e2b import AsyncSandbox, PtySize, Sandbox, SandboxException
 
 from tests.server import Server
 
@@ -112,8 +113,9 @@ class Terminal:
         return int(self.handle.pid)
 
     def _read(self) -> None:
-        for _, _, data in self.handle:
-            self.output += data or b""
+        with contextlib.suppress(SandboxException):  # it was killed, or its sandbox
+            for _, _, data in self.handle:
+                self.output += data or b""
 
     def wait_for(self, expected: bytes, seconds: float = 20.0) -> None:
         """Wait until `expected` was printed."""
@@ -188,6 +190,16 @@ class Client:
             return Watch(sandbox.files.watch_dir(path, events.append, **options), events, polled=False)
         return Watch(sandbox.files.watch_dir(path, **options), events, polled=True)
 
+    def run_unread(self, sandbox: Any, command: str) -> Any:
+        """A command in the background whose output nobody takes."""
+
+        async def never(_: str) -> None:
+            await asyncio.Event().wait()
+
+        # The synchronous SDK reads only while its caller asks for events.
+        options = {"on_stdout": never} if self.is_async else {}
+        return sandbox.commands.run(command, background=True, timeout=0, **options)
+
     def stream(self, chunks: Iterable[bytes]) -> Iterable[bytes] | AsyncIterator[bytes]:
         """`chunks` as a source of an upload of unknown length."""
 
@@ -209,7 +221,9 @@ class Client:
 
 
 def eventually(
-    condition: Callable[[], bool], seconds: float = 20.0, state: Callable[[], object] = lambda: "it never came true"
+    condition: Callable[[], bool],
+    seconds: float = 20.0,
+    state: Callable[[], object] = lambda: "it never came true",
 ) -> None:
     """Wait until `condition` holds; after `seconds` fail with `state`."""
     end = time.monotonic() + seconds

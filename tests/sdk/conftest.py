@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.sdk.client import Client, Loop
-from tests.server import STATE, Server, running_server
+from tests.server import STATE, Server, free_port, running_server
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """A server with real VMs."""
-    with running_server(STATE / "home") as server:
+    """A server with real VMs, at an address and by a domain."""
+    with running_server(STATE / "home", domain=f"sb.test:{free_port()}", metrics_interval=3) as server:
         yield server
 
 

@@ -149,10 +149,10 @@ class Lab:
         """A slot and a folder."""
         return Place(await self.pool.acquire(), self.new_folder())
 
-    async def boot(self, image: Path, cpu_count: int) -> QemuInstance:
-        """A first boot, with the workload running."""
+    async def boot(self, disk: Path | Capture, cpu_count: int) -> QemuInstance:
+        """A boot, with the workload running."""
         resources = Resources(cpu_count, MEMORY_MIB, DISK_MIB)
-        instance = await self.runtime.boot(BootSpec(image, resources), await self.place())
+        instance = await self.runtime.boot(BootSpec(disk, resources), await self.place())
         self._living.append(instance)
         envd = EnvdClient(f"http://{instance.place.slot.host_address}:49983", user="root")
         async with envd:

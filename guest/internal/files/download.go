@@ -2,6 +2,7 @@ package files
 
 import (
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"io"
 	"mime"
@@ -10,6 +11,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"aenv/envd/internal/journal"
 )
 
 // Files of /proc and the like don't know their size: up to syntheticLimit bytes are read ahead to tell the client, and reading
@@ -23,21 +26,23 @@ func (s *service) download(w http.ResponseWriter, r *http.Request) error {
 	if err := s.authorize(r, operationRead); err != nil {
 		return err
 	}
-	_, path, err := s.resolve(r.URL.Query().Get("path"), requestUser(r))
+	user, path, err := s.resolve(r.URL.Query().Get("path"), requestUser(r))
 	if err != nil {
 		return err
 	}
-	if !acceptsIdentity(r.Header.Values("Accept-Encoding")) {
-		return &failure{http.StatusNotAcceptable, "files are sent without compression: accept the encoding identity"}
+	accepted := parseEncodings(r.Header.Values("Accept-Encoding"))
+	if !accepted.identity() && (!accepted.gzip() || partial(r)) {
+		return &failure{http.StatusNotAcceptable, "files are sent as they are or with gzip, parts of files as they are"}
 	}
 	file, info, err := openRegular(path, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = file.Close() }()
+	s.journal.File(journal.Debug, "read", path, user.Name)
 
 	var content io.ReadSeeker = file
-	var rest io.Reader
+	var rest io.Reader // what follows content, if the size is unknown
 	if synthetic(path, info) {
 		content, rest, err = readAhead(file)
 		if err != nil {
@@ -49,16 +54,68 @@ func (s *service) download(w http.ResponseWriter, r *http.Request) error {
 	if disposition := mime.FormatMediaType("inline", map[string]string{"filename": filepath.Base(path)}); disposition != "" {
 		header.Set("Content-Disposition", disposition)
 	}
-	if rest != nil {
+	switch {
+	case accepted.wantsGzip() && !partial(r) && (rest != nil || info.Size() > 0):
+		header.Set("Last-Modified", info.ModTime().UTC().Format(http.TimeFormat))
+		return compress(w, r, content, rest)
+	case rest != nil:
 		header.Set("Content-Type", "application/octet-stream")
 		if r.Method == http.MethodGet {
-			_, _ = io.Copy(w, io.MultiReader(content, rest))
+			_, err := io.Copy(w, io.MultiReader(content, rest))
+			abortOn(err)
 		}
 		return nil
 	}
 	// Without a name it looks at the content for the type; by the name it would first read the image's tables of types.
 	http.ServeContent(w, r, "", info.ModTime(), content)
 	return nil
+}
+
+// partial tells whether a request asks for a part of a file, or for the file under a condition: its answer depends on positions
+// and validators, which are those of the file as it is.
+func partial(r *http.Request) bool {
+	for _, name := range []string{"Range", "If-Range", "If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since"} {
+		if r.Header.Get(name) != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// sniffed is how many bytes http.DetectContentType looks at.
+const sniffed = 512
+
+// compress answers with content, and rest if there is one, in gzip.
+func compress(w http.ResponseWriter, r *http.Request, content io.ReadSeeker, rest io.Reader) error {
+	head := make([]byte, sniffed)
+	n, err := io.ReadFull(content, head)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
+		return err
+	}
+	header := w.Header()
+	header.Set("Content-Type", http.DetectContentType(head[:n]))
+	header.Set("Content-Encoding", "gzip")
+	if r.Method != http.MethodGet {
+		return nil
+	}
+	parts := []io.Reader{bytes.NewReader(head[:n]), content}
+	if rest != nil {
+		parts = append(parts, rest)
+	}
+	out, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // the level is a valid one
+	_, err = io.Copy(out, io.MultiReader(parts...))
+	if err == nil {
+		err = out.Close()
+	}
+	abortOn(err)
+	return nil
+}
+
+// abortOn breaks the connection if an answer of unknown length can't be finished: the client must not take it for a whole one.
+func abortOn(err error) {
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
 }
 
 // Magic numbers of statfs(2) of file systems whose files have a made-up size.

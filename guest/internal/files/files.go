@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"aenv/envd/internal/journal"
 	"aenv/envd/internal/rest"
 	"aenv/envd/internal/session"
 	"aenv/envd/internal/users"
@@ -27,12 +28,13 @@ type Entry struct {
 }
 
 type service struct {
-	state *session.State
+	state   *session.State
+	journal *journal.Journal
 }
 
 // Register serves the routes below /files. They check their own authorization, which may be a signature in the query.
-func Register(mux *http.ServeMux, state *session.State) {
-	s := &service{state: state}
+func Register(mux *http.ServeMux, state *session.State, j *journal.Journal) {
+	s := &service{state: state, journal: j}
 	mux.HandleFunc("GET /files", s.handle(s.download))
 	mux.HandleFunc("POST /files", s.handle(s.upload))
 	mux.HandleFunc("POST /files/compose", s.handle(s.compose))

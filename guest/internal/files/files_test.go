@@ -33,7 +33,7 @@ func newClient(t *testing.T) *client {
 	t.Helper()
 	mux := http.NewServeMux()
 	state := session.New()
-	Register(mux, state)
+	Register(mux, state, nil)
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return &client{t: t, url: server.URL, state: state}
@@ -46,7 +46,7 @@ func (c *client) do(method, path string, body io.Reader, headers ...string) (*ht
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	request.Header.Set("Accept-Encoding", "gzip")
+	request.Header.Set("Accept-Encoding", "gzip, deflate") // as most clients
 	for _, header := range headers {
 		name, value, _ := strings.Cut(header, ": ")
 		request.Header.Set(name, value)
@@ -249,8 +249,8 @@ func TestDownload(t *testing.T) {
 	if response, body := c.do("GET", at(folder+"/empty"), nil); response.Header.Get("Content-Length") != "0" || body != "" {
 		t.Errorf("empty: length %q, body %q", response.Header.Get("Content-Length"), body)
 	}
-	if response, _ := c.do("GET", at(folder+"/data"), nil, "Accept-Encoding: gzip, identity;q=0"); response.StatusCode != 406 {
-		t.Errorf("identity refused: %d", response.StatusCode)
+	if response, _ := c.do("GET", at(folder+"/data"), nil, "Accept-Encoding: br, identity;q=0"); response.StatusCode != 406 {
+		t.Errorf("nothing left: %d", response.StatusCode)
 	}
 	if response, body := c.do("GET", at("/proc/version"), nil); !strings.HasPrefix(body, "Linux") || response.ContentLength != int64(len(body)) {
 		t.Errorf("/proc/version: %d %q", response.ContentLength, body)
@@ -322,12 +322,21 @@ func TestComposeJoinsFilesAndRemovesThem(t *testing.T) {
 	}
 }
 
-func TestAcceptsIdentity(t *testing.T) {
-	for header, want := range map[string]bool{
-		"": true, "gzip": true, "gzip, deflate, br": true, "identity;q=0": false, "*;q=0": false, "*;q=0, identity": true, "gzip;q=1.0, *; q=0": false,
+func TestDispositionAsClientsWriteIt(t *testing.T) {
+	for header, want := range map[string][2]string{
+		`form-data; name="file"; filename="a/b c"`:        {"file", "a/b c"},
+		`form-data; name="file"; filename="日本"`:           {"file", "日本"},
+		`form-data; name="file"; filename="escaped\\"`:    {"file", `escaped\`},
+		`form-data; name="file"; filename="from node\"`:   {"file", `from node\`},
+		`form-data; name="other"`:                         {"other", ""},
+		`form-data; name="file"; filename="%22quotes%22"`: {"file", "%22quotes%22"},
 	} {
-		if got := acceptsIdentity([]string{header}); got != want {
-			t.Errorf("%q: %v", header, got)
+		name, filename, err := disposition(header)
+		if err != nil || name != want[0] || filename != want[1] {
+			t.Errorf("%s: %q %q %v", header, name, filename, err)
 		}
+	}
+	if _, _, err := disposition(`form-data; name="file"; filename="x`); err == nil {
+		t.Error("an open quote passed")
 	}
 }

@@ -9,10 +9,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"sync"
 	"syscall"
 
 	"aenv/envd/internal/dirs"
+	"aenv/envd/internal/journal"
 	"aenv/envd/internal/metadata"
 	"aenv/envd/internal/rest"
 	"aenv/envd/internal/users"
@@ -90,12 +92,11 @@ func (s *service) saveParts(parts *multipart.Reader, path string, user *users.Us
 		if err != nil {
 			return nil, badRequest("multipart body: " + err.Error())
 		}
-		// Part.FileName would keep only the last element of the name.
-		_, params, err := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
+		name, filename, err := disposition(part.Header.Get("Content-Disposition"))
 		if err != nil {
 			return nil, badRequest("multipart body: Content-Disposition: " + err.Error())
 		}
-		if params["name"] != "file" {
+		if name != "file" {
 			continue
 		}
 		target := path
@@ -103,7 +104,7 @@ func (s *service) saveParts(parts *multipart.Reader, path string, user *users.Us
 		case path != "" && len(entries) > 0:
 			return nil, badRequest("several files can't be written to the one path '" + path + "'")
 		case path == "":
-			target = params["filename"]
+			target = filename
 		}
 		if target == "" {
 			return nil, badRequest("a part of the multipart body has no file name")
@@ -114,6 +115,22 @@ func (s *service) saveParts(parts *multipart.Reader, path string, user *users.Us
 		}
 		entries = append(entries, entry)
 	}
+}
+
+// formParameters are the parameters of a part as browsers write them: quotes in a name are percent-encoded, backslashes mean
+// themselves (https://html.spec.whatwg.org/multipage/form-control-infrastructure.html#multipart-form-data).
+var formParameters = regexp.MustCompile(`^form-data; name="([^"]*)"(?:; filename="([^"]*)")?$`)
+
+// disposition returns the names in a part's Content-Disposition. Part.FileName would keep only the last element of a path.
+func disposition(header string) (name, filename string, err error) {
+	_, params, err := mime.ParseMediaType(header)
+	if err == nil {
+		return params["name"], params["filename"], nil
+	}
+	if found := formParameters.FindStringSubmatch(header); found != nil {
+		return found[1], found[2], nil
+	}
+	return "", "", err
 }
 
 // save writes a file owned by user, with missing parents. size is the content's length if it is known, else -1. A new file that
@@ -140,6 +157,7 @@ func (s *service) save(path string, user *users.User, content io.Reader, size in
 		}
 		return Entry{}, err
 	}
+	s.journal.File(journal.Info, "write", path, user.Name)
 	return entryOf(path, pairs), nil
 }
 

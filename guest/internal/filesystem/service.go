@@ -11,6 +11,7 @@ import (
 
 	"aenv/envd/internal/connect"
 	"aenv/envd/internal/dirs"
+	"aenv/envd/internal/journal"
 	"aenv/envd/internal/session"
 	"aenv/envd/internal/users"
 )
@@ -41,12 +42,13 @@ type empty struct{}
 
 type service struct {
 	state    *session.State
+	journal  *journal.Journal
 	watchers registry
 }
 
 // Register serves the procedures of filesystem.Filesystem.
-func Register(mux *http.ServeMux, state *session.State) {
-	s := &service{state: state, watchers: registry{open: map[string]*poller{}}}
+func Register(mux *http.ServeMux, state *session.State, j *journal.Journal) {
+	s := &service{state: state, journal: j, watchers: registry{open: map[string]*poller{}}}
 	const prefix = "/filesystem.Filesystem/"
 	connect.Unary(mux, prefix+"Stat", s.stat)
 	connect.Unary(mux, prefix+"ListDir", s.listDir)
@@ -60,22 +62,24 @@ func Register(mux *http.ServeMux, state *session.State) {
 }
 
 func (s *service) stat(_ context.Context, r *connect.Request[pathRequest]) (*entryResponse, error) {
-	_, path, err := s.resolve(r.Header, r.Msg.Path)
+	user, path, err := s.resolve(r.Header, r.Msg.Path)
 	if err != nil {
 		return nil, err
 	}
+	s.journal.File(journal.Debug, "stat", path, user.Name)
 	return respond(path)
 }
 
 // listDir lists a folder depth levels deep, each folder directly before its content, in the order of names.
 func (s *service) listDir(ctx context.Context, r *connect.Request[listRequest]) (*listResponse, error) {
-	_, path, err := s.resolve(r.Header, r.Msg.Path)
+	user, path, err := s.resolve(r.Header, r.Msg.Path)
 	if err != nil {
 		return nil, err
 	}
 	if err := checkFolder(path); err != nil {
 		return nil, err
 	}
+	s.journal.File(journal.Debug, "list", path, user.Name)
 	response := &listResponse{Entries: []*entryInfo{}}
 	err = list(ctx, newDescriber(), path, max(r.Msg.Depth, 1), &response.Entries)
 	return response, fault(err)
@@ -117,10 +121,11 @@ func (s *service) makeDir(_ context.Context, r *connect.Request[pathRequest]) (*
 	if !made {
 		return nil, connect.Errorf(connect.AlreadyExists, "directory '%s' already exists", path)
 	}
+	s.journal.File(journal.Info, "make", path, user.Name)
 	return respond(path)
 }
 
-func (s *service) move(_ context.Context, r *connect.Request[moveRequest]) (*entryResponse, error) {
+func (s *service) move(ctx context.Context, r *connect.Request[moveRequest]) (*entryResponse, error) {
 	user, source, err := s.resolve(r.Header, r.Msg.Source)
 	if err != nil {
 		return nil, err
@@ -135,21 +140,26 @@ func (s *service) move(_ context.Context, r *connect.Request[moveRequest]) (*ent
 	if _, err := dirs.MakeAll(filepath.Dir(destination), user); err != nil {
 		return nil, fault(err)
 	}
-	if err := os.Rename(source, destination); err != nil {
+	if err := moveTo(ctx, source, destination); err != nil {
 		return nil, fault(err)
 	}
+	s.journal.File(journal.Info, "move", source, user.Name, "to", destination)
 	return respond(destination)
 }
 
 func (s *service) remove(_ context.Context, r *connect.Request[pathRequest]) (*empty, error) {
-	_, path, err := s.resolve(r.Header, r.Msg.Path)
+	user, path, err := s.resolve(r.Header, r.Msg.Path)
 	if err != nil {
 		return nil, err
 	}
 	if path == "/" {
 		return nil, connect.Errorf(connect.InvalidArgument, "the root directory can't be removed")
 	}
-	return &empty{}, fault(os.RemoveAll(path))
+	if err := os.RemoveAll(path); err != nil {
+		return nil, fault(err)
+	}
+	s.journal.File(journal.Info, "remove", path, user.Name)
+	return &empty{}, nil
 }
 
 // resolve returns the user a request acts for, and its path made absolute.

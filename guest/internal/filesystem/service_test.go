@@ -25,7 +25,7 @@ type client struct {
 func newClient(t *testing.T) *client {
 	t.Helper()
 	mux := http.NewServeMux()
-	Register(mux, session.New())
+	Register(mux, session.New(), nil)
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return &client{t: t, url: server.URL}

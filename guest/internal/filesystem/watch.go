@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"aenv/envd/internal/connect"
+	"aenv/envd/internal/journal"
 )
 
 // Bounds of polled watchers: a client that forgets them must not fill the guest's memory.
@@ -45,7 +46,7 @@ type watchResponse struct {
 
 // open starts watching the folder of a request.
 func (s *service) open(header http.Header, r *watchRequest) (*tree, error) {
-	_, path, err := s.resolve(header, r.Path)
+	user, path, err := s.resolve(header, r.Path)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +54,11 @@ func (s *service) open(header http.Header, r *watchRequest) (*tree, error) {
 		return nil, err
 	}
 	t, err := watch(path, r.Recursive, r.IncludeEntry)
-	return t, fault(err)
+	if err != nil {
+		return nil, fault(err)
+	}
+	s.journal.File(journal.Debug, "watch", path, user.Name)
+	return t, nil
 }
 
 // watchDir streams events until the client goes. A client that reads slowly holds up the reading of the kernel's queue, and hears

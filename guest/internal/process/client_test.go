@@ -34,7 +34,7 @@ func newFixture(t *testing.T) *fixture {
 	state := session.New()
 	root := "root"
 	state.Update(session.Change{User: &root})
-	f := &fixture{T: t, manager: NewManager(state), session: state}
+	f := &fixture{T: t, manager: NewManager(state, nil), session: state}
 	mux := http.NewServeMux()
 	f.manager.Register(mux)
 	server := httptest.NewServer(mux)

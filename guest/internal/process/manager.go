@@ -10,6 +10,7 @@ import (
 
 	"aenv/envd/internal/connect"
 	"aenv/envd/internal/guestos"
+	"aenv/envd/internal/journal"
 	"aenv/envd/internal/reaper"
 	"aenv/envd/internal/session"
 )
@@ -20,6 +21,7 @@ const retention = 30 * time.Second
 // Manager owns every process that clients started.
 type Manager struct {
 	session *session.State
+	journal *journal.Journal
 
 	mu    sync.Mutex
 	table map[int]*running
@@ -35,8 +37,8 @@ type hold struct {
 }
 
 // NewManager returns a manager without processes.
-func NewManager(s *session.State) *Manager {
-	return &Manager{session: s, table: map[int]*running{}}
+func NewManager(s *session.State, j *journal.Journal) *Manager {
+	return &Manager{session: s, journal: j, table: map[int]*running{}}
 }
 
 // Hold keeps new processes from starting, and returns once no start is under way. A process that is started into a
@@ -117,7 +119,12 @@ func (m *Manager) start(ctx context.Context, userName string, req *startRequest)
 	m.mu.Lock()
 	m.table[p.pid] = p
 	m.mu.Unlock()
-	go m.own(p, deadlineTimer(ctx, p))
+	j := m.journal
+	if rehearsing(ctx) {
+		j = nil
+	}
+	noteStart(j, p, user.Name)
+	go m.own(p, deadlineTimer(ctx, p), j)
 	return p, s, nil
 }
 
@@ -134,8 +141,9 @@ func deadlineTimer(ctx context.Context, p *running) *time.Timer {
 }
 
 // own follows a process to its end and then forgets it.
-func (m *Manager) own(p *running, deadline *time.Timer) {
+func (m *Manager) own(p *running, deadline *time.Timer, j *journal.Journal) {
 	p.run()
+	noteEnd(j, p)
 	if deadline != nil {
 		deadline.Stop()
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"aenv/envd/internal/journal"
 	"aenv/envd/internal/rest"
 	"aenv/envd/internal/session"
 )
@@ -21,6 +22,9 @@ const (
 	// just the time that the request took, and a clock that goes back confuses programs.
 	clockSlack = time.Second
 )
+
+// sandboxIDName is the environment variable that tells processes which sandbox they are in.
+const sandboxIDName = "E2B_SANDBOX_ID"
 
 // initRequest is the body of POST /init. Absent parts leave things as they are.
 type initRequest struct {
@@ -100,6 +104,7 @@ func (s *Server) apply(r *http.Request, req *initRequest) error {
 	if err := s.prepare(req); err != nil {
 		return err
 	}
+	s.note(req)
 	s.session.Update(req.change())
 	if !s.captured {
 		return nil
@@ -130,13 +135,23 @@ func (s *Server) prepare(req *initRequest) error {
 	return nil
 }
 
+// note writes the new identity into the journal. What a guest did under another identity belongs to the sandbox that it was
+// copied from, and goes.
+func (s *Server) note(req *initRequest) {
+	if s.captured && req.SandboxID != s.session.Env()[sandboxIDName] {
+		s.journal.Forget()
+	}
+	s.journal.Add(journal.Info, logger, "the sandbox has its identity",
+		journal.Fields{"event": "init", "sandbox": req.SandboxID, "template": req.TemplateID})
+}
+
 func (r *initRequest) change() session.Change {
 	env := map[string]string{"E2B_SANDBOX": "true"}
 	for name, value := range r.EnvVars {
 		env[name] = value
 	}
 	if r.SandboxID != "" {
-		env["E2B_SANDBOX_ID"] = r.SandboxID
+		env[sandboxIDName] = r.SandboxID
 	}
 	if r.TemplateID != "" {
 		env["E2B_TEMPLATE_ID"] = r.TemplateID
@@ -148,16 +163,42 @@ func (r *initRequest) change() session.Change {
 func (s *Server) freeze(w http.ResponseWriter, _ *http.Request) {
 	s.capture.Lock()
 	defer s.capture.Unlock()
-	if !s.captured {
-		s.processes.Hold()
-		if err := s.guest.Freeze(); err != nil {
-			s.processes.Release(false)
-			rest.Error(w, http.StatusInternalServerError, "freeze user processes: %v", err)
-			return
-		}
-		s.captured = true
+	if err := s.hold(); err != nil {
+		rest.Error(w, http.StatusInternalServerError, "%v", err)
+		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// sync does what freeze does and then puts everything that was written on the disk, which stays as it is until unfreeze: for a
+// capture of the disk alone.
+func (s *Server) sync(w http.ResponseWriter, _ *http.Request) {
+	s.capture.Lock()
+	defer s.capture.Unlock()
+	if err := s.hold(); err != nil {
+		rest.Error(w, http.StatusInternalServerError, "%v", err)
+		return
+	}
+	if err := s.guest.FreezeDisk(); err != nil {
+		rest.Error(w, http.StatusInternalServerError, "%v", err)
+		return
+	}
+	s.synced = true
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// hold stops every user process, if they aren't stopped already. The caller holds capture.
+func (s *Server) hold() error {
+	if s.captured {
+		return nil
+	}
+	s.processes.Hold()
+	if err := s.guest.Freeze(); err != nil {
+		s.processes.Release(false)
+		return fmt.Errorf("freeze user processes: %w", err)
+	}
+	s.captured = true
+	return nil
 }
 
 // unfreeze lets user processes run on in the VM that was captured.
@@ -175,6 +216,12 @@ func (s *Server) unfreeze(w http.ResponseWriter, _ *http.Request) {
 
 // thaw ends the freeze. restored says that this VM is not the one that was captured. The caller holds capture.
 func (s *Server) thaw(restored bool) error {
+	if s.synced {
+		if err := s.guest.ThawDisk(); err != nil {
+			return err
+		}
+		s.synced = false
+	}
 	if err := s.guest.Thaw(); err != nil {
 		return errors.Join(errors.New("thaw user processes"), err)
 	}

@@ -27,6 +27,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rest.Error(w, http.StatusUnauthorized, rest.Unauthorized)
 		return
 	}
+	if r.RequestURI == "*" { // the mux would answer without a body
+		rest.Error(w, http.StatusBadRequest, "no route: %s *", r.Method)
+		return
+	}
 	tracked := &response{ResponseWriter: w}
 	defer func() {
 		if p := recover(); p != nil {

@@ -14,6 +14,7 @@ import (
 	"aenv/envd/internal/files"
 	"aenv/envd/internal/filesystem"
 	"aenv/envd/internal/guestos"
+	"aenv/envd/internal/journal"
 	"aenv/envd/internal/metrics"
 	"aenv/envd/internal/process"
 	"aenv/envd/internal/rest"
@@ -31,6 +32,9 @@ const (
 	keepAliveIdle, keepAliveInterval, keepAliveCount = 60 * time.Second, 10 * time.Second, 3
 )
 
+// logger is what the server's own entries in the journal are filed under.
+const logger = "envd"
+
 // Guest is what the server does to the guest's kernel.
 type Guest struct {
 	SetClock    func(time.Time) error
@@ -38,39 +42,47 @@ type Guest struct {
 	SetHostname func(string) error
 	Freeze      func() error
 	Thaw        func() error
+	FreezeDisk  func() error
+	ThawDisk    func() error
 }
 
 // RealGuest acts on the kernel envd runs on.
 func RealGuest() Guest {
-	return Guest{guestos.SetClock, guestos.AddEntropy, guestos.SetHostname, guestos.Freeze, guestos.Thaw}
+	return Guest{guestos.SetClock, guestos.AddEntropy, guestos.SetHostname, guestos.Freeze, guestos.Thaw, guestos.FreezeDisk,
+		guestos.ThawDisk}
 }
 
 // Server holds the state behind the routes.
 type Server struct {
 	guest     Guest
 	session   *session.State
+	journal   *journal.Journal
 	processes *process.Manager
 	mux       *http.ServeMux
 	conns     connections
 
-	capture  sync.Mutex // serialises /init, /freeze and /unfreeze
+	capture  sync.Mutex // serialises /init, /freeze, /sync and /unfreeze
 	captured bool       // user processes are frozen so that the VM can be captured
+	synced   bool       // so is the disk, which is to be captured alone
 }
 
 // New returns a server with all routes.
 func New(guest Guest) *Server {
 	state := session.New()
-	s := &Server{guest: guest, session: state, processes: process.NewManager(state), mux: http.NewServeMux()}
+	j := journal.New()
+	s := &Server{guest: guest, session: state, journal: j, processes: process.NewManager(state, j), mux: http.NewServeMux()}
 	s.mux.HandleFunc("POST /init", s.init)
 	s.mux.HandleFunc("POST /freeze", s.freeze)
+	s.mux.HandleFunc("POST /sync", s.sync)
 	s.mux.HandleFunc("POST /unfreeze", s.unfreeze)
 	s.mux.HandleFunc("POST /warm", s.warm)
 	s.mux.HandleFunc("GET /envs", s.envs)
 	s.mux.HandleFunc("/", notFound)
 	s.processes.Register(s.mux)
-	files.Register(s.mux, state)
-	filesystem.Register(s.mux, state)
+	files.Register(s.mux, state, j)
+	filesystem.Register(s.mux, state, j)
 	metrics.Register(s.mux)
+	j.Register(s.mux)
 	return s
 }
 
@@ -83,7 +95,13 @@ func Run(port int) error {
 	if err != nil {
 		return err
 	}
-	return New(RealGuest()).Serve(listener)
+	s := New(RealGuest())
+	go func() {
+		if err := s.journal.FollowKernel(); err != nil {
+			s.journal.Add(journal.Warn, logger, "the kernel's log can't be read: "+err.Error(), nil)
+		}
+	}()
+	return s.Serve(listener)
 }
 
 // Serve serves on listener, and closes it when it returns.

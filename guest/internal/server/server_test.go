@@ -39,6 +39,8 @@ func (k *kernel) guest() Guest {
 		SetHostname: func(name string) error { return k.record("hostname " + name) },
 		Freeze:      func() error { return k.record("freeze") },
 		Thaw:        func() error { return k.record("thaw") },
+		FreezeDisk:  func() error { return k.record("freeze disk") },
+		ThawDisk:    func() error { return k.record("thaw disk") },
 	}
 }
 
@@ -111,7 +113,7 @@ func TestAccessToken(t *testing.T) {
 	f.expect(200, "GET", "/envs", "")
 	f.expect(204, "POST", "/init", `{"accessToken":"secret"}`)
 	const want = `{"code":401,"message":"unauthorized access, please provide a valid access token or method signing if supported"}`
-	for _, route := range []string{"GET /envs", "GET /metrics", "POST /freeze", "POST /unfreeze", "POST /process.Process/List",
+	for _, route := range []string{"GET /envs", "GET /metrics", "GET /logs", "POST /freeze", "POST /sync", "POST /unfreeze", "POST /process.Process/List",
 		"POST /filesystem.Filesystem/Stat", "GET /nowhere", "POST /health", "POST /files/compose", "DELETE /files", "GET /init", "GET //files"} {
 		method, path, _ := strings.Cut(route, " ")
 		for _, token := range []string{"", "wrong"} {
@@ -210,6 +212,32 @@ func TestFailedFreezeChangesNothing(t *testing.T) {
 	f.expect(401, "POST", "/init", `{}`)
 	f.expect(204, "POST", "/unfreeze", "", "X-Access-Token", "t")
 	if slices.Contains(f.kernel.calls, "thaw") {
+		t.Error(f.kernel.calls)
+	}
+}
+
+func TestSyncStopsProcessesBeforeTheDisk(t *testing.T) {
+	f := newFixture(t)
+	f.expect(204, "POST", "/freeze", "")
+	f.expect(204, "POST", "/sync", "")
+	f.expect(204, "POST", "/unfreeze", "")
+	f.expect(204, "POST", "/sync", "")
+	f.expect(204, "POST", "/unfreeze", "")
+	f.expect(204, "POST", "/unfreeze", "")
+	once := []string{"freeze", "freeze disk", "thaw disk", "thaw"}
+	if want := append(once, once...); !slices.Equal(f.kernel.calls, want) {
+		t.Error(f.kernel.calls)
+	}
+}
+
+func TestFailedSyncIsNoSync(t *testing.T) {
+	f := newFixture(t)
+	f.kernel.fail = "freeze disk"
+	if body := f.expect(500, "POST", "/sync", ""); !strings.Contains(body, "not today") {
+		t.Error(body)
+	}
+	f.expect(204, "POST", "/unfreeze", "")
+	if want := []string{"freeze", "freeze disk", "thaw"}; !slices.Equal(f.kernel.calls, want) {
 		t.Error(f.kernel.calls)
 	}
 }

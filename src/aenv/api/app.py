@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aenv.api import errors
+from aenv import __version__
+from aenv.api import errors, schema
 from aenv.api.auth import ApiKeys, RequireKey
+from aenv.api.metrics import Metered, Metrics
 from aenv.api.routes.health import health_router
 from aenv.api.routes.listing import listing_router
+from aenv.api.routes.metrics import metrics_router
+from aenv.api.routes.refused import refused_router
 from aenv.api.routes.sandboxes import changing_router, starting_router
 from aenv.api.routes.snapshots import snapshots_router
-from aenv.api.routes.templates import templates_router
+from aenv.api.routes.tags import tags_router
+from aenv.api.routes.teams import teams_router
+from aenv.api.routes.telemetry import telemetry_router
+from aenv.api.routes.templates import aliases_router, builds_router, templates_router
 from aenv.api.timing import ServerTiming
 from aenv.sandboxes.base import Sandboxes, Templates
 from aenv.settings import Settings
+from aenv.telemetry.service import Telemetry
 
 
 class RawPath:
@@ -34,22 +44,37 @@ class RawPath:
         await self.app(scope, receive, send)
 
 
-def create_app(sandboxes: Sandboxes, templates: Templates, auth: ApiKeys, settings: Settings) -> FastAPI:
+def create_app(
+    sandboxes: Sandboxes, templates: Templates, telemetry: Telemetry, auth: ApiKeys, settings: Settings
+) -> FastAPI:
     """The API over the given services."""
-    app = FastAPI(title="AgentENV", openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="AgentENV", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    metrics = Metrics()
     errors.install(app)
     for router in (
         health_router(),
+        metrics_router(sandboxes, metrics),
         listing_router(sandboxes),
         starting_router(sandboxes, settings),
+        telemetry_router(sandboxes, telemetry),  # before the next: `metrics` is no sandbox id
         changing_router(sandboxes, settings),
         snapshots_router(templates),
+        # The first that matches is taken: `aliases` and `tags` are words before they are names.
+        aliases_router(templates),
+        tags_router(templates),
         templates_router(templates),
+        builds_router(templates),
+        teams_router(auth.key),
+        refused_router(),
     ):
         app.include_router(router)
     # The last one added is the outermost.
     app.add_middleware(ServerTiming)
     app.add_middleware(RequireKey, auth=auth)
+    app.add_middleware(Metered, metrics=metrics)
     app.add_middleware(RawPath)
-    app.add_middleware(errors.ErrorGuard)
+    app.add_middleware(errors.ErrorGuard, where="api")
+    app.openapi = partial(schema.describe, app, settings)  # type: ignore[method-assign]
     return app

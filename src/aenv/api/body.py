@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -26,21 +25,30 @@ class BodyTooLarge(InvalidRequest):
         super().__init__(f"the request body is larger than {MAX_BODY} bytes")
 
 
-def json_body(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
-    """A FastAPI dependency that reads a JSON body as `model`.
+class JsonBody(Generic[Model]):
+    """A FastAPI dependency that reads a JSON body as `model`, and tells the schema so."""
 
-    An absent body counts as `{}`, as SDKs differ in what they send when nothing is set. Raises
-    `InvalidRequest` with the field's name for anything that doesn't fit.
-    """
+    failures = (400, 413)
 
-    async def read(request: Request) -> Model:
+    def __init__(self, model: type[Model]) -> None:
+        self.model = model
+
+    async def __call__(self, request: Request) -> Model:
+        """Read the body.
+
+        An absent body counts as `{}`, as SDKs differ in what they send when nothing is set. Raises
+        `InvalidRequest` with the field's name for anything that doesn't fit.
+        """
         content = await _content(request)
         try:
-            return model.model_validate_json(content or b"{}")
+            return self.model.model_validate_json(content or b"{}")
         except ValidationError as error:
             raise InvalidRequest(validation_message(error.errors(include_url=False))) from error
 
-    return read
+
+def json_body(model: type[Model]) -> JsonBody[Model]:
+    """A FastAPI dependency that reads a JSON body as `model`."""
+    return JsonBody(model)
 
 
 async def _content(request: Request) -> bytes:

@@ -14,11 +14,13 @@ from typing import Any
 import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aenv import unexpected
 from aenv.errors import AenvError, Retry
 
 log = structlog.get_logger(__name__)
@@ -109,14 +111,28 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     asked = f"{request.method} {request.url.path}"
     messages = {404: f"route not found: {asked}", 405: f"method not allowed: {asked}"}
     message = messages.get(error.status_code, str(error.detail))
-    return json_response(error.status_code, {"code": error.status_code, "message": message}, error.headers)
+    headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
+    return json_response(error.status_code, {"code": error.status_code, "message": message}, headers)
+
+
+def _allowed(request: Request) -> str:
+    """The methods that are described for the path; the router names only those of its first route."""
+    routes = [route for route in iter_route_contexts(request.app.routes) if route.methods]
+    path = next(route.path for route in routes if route.path_regex.match(request.scope["path"]))
+    return ", ".join(
+        sorted({method for route in routes if route.path == path for method in route.methods or ()})
+    )
 
 
 class ErrorGuard:
-    """Outermost layer of an application: an unforeseen exception is logged and answered with a 500."""
+    """Outermost layer of an application: an unforeseen exception is noted and answered with a 500.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `where` is a label of `aenv.unexpected`.
+    """
+
+    def __init__(self, app: ASGIApp, where: str) -> None:
         self.app = app
+        self.where = where
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application; if it fails after its response began, the connection is broken off."""
@@ -129,7 +145,8 @@ class ErrorGuard:
 
         try:
             await self.app(scope, receive, watched)
-        except Exception:
-            log.exception("unforeseen failure", method=scope.get("method"), path=scope.get("path"))
+        except Exception as error:  # noqa: BLE001 -- noted in full
+            place = {"method": scope.get("method"), "path": scope.get("path")}
+            unexpected.note(self.where, "unforeseen failure", error, **place)
             if not started and scope["type"] == "http":
                 await internal_error()(scope, receive, send)

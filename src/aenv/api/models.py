@@ -7,16 +7,19 @@ contract doesn't have. Responses leave out what isn't set, except the fields the
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from aenv.errors import AenvError
-from aenv.sandboxes.models import ENVD_VERSION, Sandbox, Template
+from aenv.sandboxes.models import ENVD_PORT, ENVD_VERSION, PORT_MARK, PauseMode, Sandbox, Template
 from aenv.sandboxes.states import State, public_state
 
 CLIENT_ID = "aenv"
@@ -47,6 +50,28 @@ Metadata = Annotated[dict[str, str], AfterValidator(_no_nul)]
 Environment = Annotated[dict[str, str], AfterValidator(_environment)]
 
 
+_LABEL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"
+_MASK = re.compile(rf"({_LABEL}(\.{_LABEL})*|\[[0-9a-fA-F:.]{{2,45}}\])(:[0-9]{{1,5}})?")
+
+
+def _mask_host(text: str) -> str:
+    if _MASK.fullmatch(text.replace(PORT_MARK, "65535")) is None:
+        raise ValueError(
+            f"{text!r} isn't a host, perhaps with a port; {PORT_MARK} stands for the sandbox's port"
+        )
+    return text
+
+
+def _https_port(port: int) -> int:
+    if not 1 <= port <= 65535 or port == ENVD_PORT:
+        raise ValueError(f"must be from 1 to 65535 and not the agent's port {ENVD_PORT}")
+    return port
+
+
+MaskHost = Annotated[str, Field(max_length=253), AfterValidator(_mask_host)]
+HttpsPort = Annotated[int, AfterValidator(_https_port)]
+
+
 class RequestBody(BaseModel):
     """Base of all request bodies."""
 
@@ -60,15 +85,15 @@ class AutoResume(RequestBody):
 
 
 class Network(RequestBody):
-    """E2B's network configuration. Only `allowPublicTraffic` is supported; see `unsupported`."""
+    """E2B's network configuration. What concerns egress is not supported; see `unsupported`."""
 
     allow_public_traffic: bool | None = None
     allow_out: list[str] | None = None
     deny_out: list[str] | None = None
     dns_servers: list[str] | None = None
     egress_proxy: dict[str, Any] | None = None
-    mask_request_host: str | None = None
-    https_ports: list[int] | None = None
+    mask_request_host: MaskHost | None = None
+    https_ports: Annotated[list[HttpsPort], Field(max_length=100)] | None = None
     rules: dict[str, Any] | None = None
 
 
@@ -147,14 +172,38 @@ class ForkSandbox(RequestBody):
 class NewSnapshot(RequestBody):
     """Body of snapshot creation."""
 
-    name: str | None = Field(None, min_length=1, max_length=256)
+    name: str | None = Field(None, min_length=1, max_length=512)
     memory: bool | None = None
 
 
 class ResponseBody(BaseModel):
     """Base of all response bodies. Fields are set by their Python names."""
 
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        frozen=True,
+        json_schema_serialization_defaults_required=True,
+    )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema, in which fields that may be left out are never null, and all others required."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        for name, field in cls.model_fields.items():
+            if field.exclude_if is not None and (alias := field.alias or name) in schema["properties"]:
+                _make_optional(schema, alias)
+        return schema
+
+
+def _make_optional(schema: JsonSchemaValue, name: str) -> None:
+    schema["required"] = [each for each in schema.get("required", ()) if each != name]
+    described = schema["properties"][name]
+    described.pop("default", None)
+    (option,) = (option for option in described.pop("anyOf") if option != {"type": "null"})
+    described.update(option)
 
 
 class StartedSandbox(ResponseBody):
@@ -221,6 +270,8 @@ class ListedSandbox(ResponseBody):
     state: Literal["running", "paused"]
     envd_version: str = ENVD_VERSION
     envd_unresponsive_at_pause: Omitted[bool] = None
+    pause_mode: Omitted[PauseMode] = None
+    """What the pause kept, once it is over. E2B shows it in the detail only."""
 
     @classmethod
     def of(cls, sandbox: Sandbox) -> ListedSandbox:
@@ -243,7 +294,6 @@ class SandboxDetail(ListedSandbox):
     domain: str | None
     network: Omitted[Mapping[str, Any]]
     lifecycle: Lifecycle
-    pause_mode: Omitted[Literal["full"]]
 
     @classmethod
     def describe(cls, sandbox: Sandbox, domain: str | None) -> SandboxDetail:
@@ -257,7 +307,6 @@ class SandboxDetail(ListedSandbox):
             lifecycle=Lifecycle(
                 auto_resume=sandbox.auto_resume, on_timeout="pause" if sandbox.auto_pause else "kill"
             ),
-            pause_mode="full" if sandbox.state is State.PAUSED else None,
         )
 
 
@@ -275,6 +324,7 @@ def _common(sandbox: Sandbox) -> dict[str, Any]:
         "metadata": sandbox.metadata,
         "state": public_state(sandbox.state),
         "envd_unresponsive_at_pause": sandbox.envd_unresponsive_at_pause or None,
+        "pause_mode": sandbox.pause_mode if sandbox.state is State.PAUSED else None,
     }
 
 
@@ -303,9 +353,9 @@ class SnapshotInfo(ResponseBody):
         return cls(
             snapshot_id=snapshot.snapshot_id,
             names=snapshot.names,
-            cpu_count=snapshot.resources.cpu_count,
-            memory_mb=snapshot.resources.memory_mib,
-            disk_size_mb=snapshot.resources.disk_mib,
+            cpu_count=snapshot.build.resources.cpu_count,
+            memory_mb=snapshot.build.resources.memory_mib,
+            disk_size_mb=snapshot.build.resources.disk_mib,
             created_at=moment(snapshot.created_at),
-            updated_at=moment(snapshot.updated_at),
+            updated_at=moment(snapshot.build.created_at),
         )

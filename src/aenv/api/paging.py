@@ -20,11 +20,24 @@ MAX_LIMIT = 100
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT)]
 NextToken = Annotated[str | None, Query(alias="nextToken", max_length=256)]
 
-_TOKEN = re.compile(r"(?P<time>\d+\.\d+)__(?P<id>[a-z0-9]+)(?P<ascending>__asc)?")
+_TOKEN = re.compile(r"(?P<time>\d+\.\d+)__(?P<id>[a-z0-9-]+)(?P<ascending>__asc)?")
 
 Item = TypeVar("Item")
 Key = tuple[float, str]
 """Time and id of a record: the place after which a page starts."""
+
+
+def seal_token(text: str) -> str:
+    """A token that says `text` in a form that doesn't invite to be made by hand."""
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def open_token(token: str) -> str:
+    """What `seal_token` was given; an empty text for what it can't have made."""
+    try:
+        return base64.urlsafe_b64decode(token.encode()).decode()
+    except ValueError:  # binascii.Error and UnicodeDecodeError are both ValueErrors
+        return ""
 
 
 @dataclass(frozen=True)
@@ -38,16 +51,12 @@ class Cursor:
     def encode(self) -> str:
         """The token a client sends back."""
         text = f"{self.time!r}__{self.id}" + ("__asc" if self.ascending else "")
-        return base64.urlsafe_b64encode(text.encode()).decode()
+        return seal_token(text)
 
     @classmethod
     def decode(cls, token: str) -> Cursor:
         """Read a token. Raises `InvalidRequest` for what `encode` didn't make."""
-        try:
-            text = base64.urlsafe_b64decode(token.encode()).decode()
-        except ValueError:  # binascii.Error and UnicodeDecodeError are both ValueErrors
-            text = ""
-        parts = _TOKEN.fullmatch(text)
+        parts = _TOKEN.fullmatch(open_token(token))
         if parts is None:
             raise InvalidRequest("nextToken: not a token of this list")
         return cls(float(parts["time"]), parts["id"], parts["ascending"] is not None)

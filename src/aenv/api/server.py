@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
@@ -13,16 +14,21 @@ from typing import Any, Protocol
 import uvicorn
 import uvloop
 
+from aenv import unexpected
 from aenv.api import logs
 from aenv.api.app import create_app
 from aenv.api.auth import ENVIRONMENT, ApiKeys
 from aenv.api.protocol import BoundedHttp
 from aenv.errors import HostNotReady
 from aenv.images.progress import Progress, RichProgress
+from aenv.limits import raise_file_limit
 from aenv.proxy.app import ProxyApp
 from aenv.proxy.websocket import MAX_MESSAGE
 from aenv.sandboxes.base import Sandboxes, Templates
 from aenv.settings import Settings
+from aenv.tasks import cancel
+from aenv.telemetry.service import Telemetry
+from aenv.tls.certificates import open_certificates
 
 GRACE = 5
 """Seconds that requests under way get to finish when the server stops."""
@@ -32,6 +38,9 @@ KEEP_ALIVE = 310
 
 PING_INTERVAL = 30.0
 """Seconds between WebSocket pings to clients, to notice those that vanished."""
+
+TLS_HANDSHAKE = 20
+"""Seconds that a client gets for the TLS handshake."""
 
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
@@ -48,6 +57,10 @@ class Node(Protocol):
     def templates(self) -> Templates:
         """The template service; there once `start` has returned."""
 
+    @property
+    def telemetry(self) -> Telemetry:
+        """Metrics and logs; there once `start` has returned."""
+
     async def start(self, progress: Progress | None = None) -> None:
         """Make it ready. Raises `HostNotReady`; nothing is left running then."""
 
@@ -56,9 +69,9 @@ class Node(Protocol):
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling; `stop` ends it."""
+    """uvicorn without its own signal handling, and with a second socket that speaks TLS if there is one."""
 
-    def __init__(self, app: ProxyApp) -> None:
+    def __init__(self, app: ProxyApp, secure: tuple[socket.socket, ssl.SSLContext] | None = None) -> None:
         config = uvicorn.Config(
             app,
             loop="none",
@@ -82,6 +95,7 @@ class _HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self.listening = asyncio.Event()
+        self._secure = secure
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,7 +105,21 @@ class _HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections."""
         await super().startup(sockets)
+        if self._secure is not None:
+            listener, context = self._secure
+            server = await asyncio.get_running_loop().create_server(
+                self._protocol,
+                sock=listener,
+                ssl=context,
+                ssl_handshake_timeout=TLS_HANDSHAKE,
+                ssl_shutdown_timeout=GRACE,
+                backlog=BACKLOG,
+            )
+            self.servers.append(server)
         self.listening.set()
+
+    def _protocol(self) -> asyncio.Protocol:
+        return BoundedHttp(self.config, self.server_state, self.lifespan.state)
 
 
 async def serve(
@@ -108,14 +136,25 @@ async def serve(
     something the node needs can't be had.
     """
     auth = await asyncio.to_thread(ApiKeys.load, settings)
-    with _bound(settings.host, settings.port) as listener:
+    with _bound(settings.host, settings.port, "AENV_PORT") as listener, contextlib.ExitStack() as more:
+        certificates = following = None
+        if settings.domain is not None:
+            certificates = await open_certificates(settings, settings.domain)
+            secure = more.enter_context(_bound(settings.host, settings.listen_tls_port, "AENV_TLS_PORT"))
         if not await _done_before(stop, node.start(progress)):
             return
         try:
-            api = create_app(node.sandboxes, node.templates, auth, settings)
+            api = create_app(node.sandboxes, node.templates, node.telemetry, auth, settings)
             app = ProxyApp(api, node.sandboxes, domain=settings.domain, api_key=auth.key)
-            await _listen(app, listener, stop, ready)
+            if certificates is None:
+                server = _HttpServer(app)
+            else:
+                server = _HttpServer(app, (secure, certificates.context))
+                following = asyncio.create_task(certificates.follow())
+            await _listen(server, listener, stop, ready)
         finally:
+            if following is not None:
+                await cancel(following)
             await node.stop()
 
 
@@ -136,10 +175,9 @@ async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
 
 
 async def _listen(
-    app: ProxyApp, listener: socket.socket, stop: asyncio.Event, ready: Callable[[str], None]
+    server: _HttpServer, listener: socket.socket, stop: asyncio.Event, ready: Callable[[str], None]
 ) -> None:
     """Serve until `stop` is set, then end what is under way within `GRACE`."""
-    server = _HttpServer(app)
     serving = asyncio.create_task(server.serve([listener]))
     stopping = asyncio.create_task(stop.wait())
     listening = asyncio.create_task(server.listening.wait())
@@ -157,7 +195,7 @@ async def _listen(
 
 
 @contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
+def _bound(host: str, port: int, setting: str) -> Iterator[socket.socket]:
     """A socket bound to the address, not listening yet; known to be ours before the slow start begins."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -172,7 +210,7 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind(address)
         except OSError as error:
             reason = f"can't listen on {host} port {port}: {error.strerror}"
-            raise HostNotReady(f"{reason}; set AENV_HOST or AENV_PORT") from error
+            raise HostNotReady(f"{reason}; set AENV_HOST or {setting}") from error
         yield listener
 
 
@@ -188,7 +226,12 @@ def usage(url: str, settings: Settings) -> str:
     key = f"the key in ${ENVIRONMENT}"
     if not ApiKeys.from_environment():
         key = f"the key in {settings.api_key_file}"
-    return f"AgentENV serves {url}; use E2B_API_URL={url} E2B_SANDBOX_URL={url} and, as E2B_API_KEY, {key}"
+    text = f"AgentENV serves {url}; use E2B_API_URL={url} E2B_SANDBOX_URL={url} and, as E2B_API_KEY, {key}"
+    if settings.public_domain is not None:
+        text += f"; or, over TLS, E2B_DOMAIN={settings.public_domain}"
+        if settings.tls_cert is None:
+            text += ", with the certificates that `aenv certs` shows"
+    return text
 
 
 def run(settings: Settings) -> None:
@@ -197,6 +240,7 @@ def run(settings: Settings) -> None:
     If the host lacks something, says on stderr what, and exits with code 1.
     """
     logs.configure()
+    raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_run(settings))
@@ -213,6 +257,7 @@ async def _run(settings: Settings) -> None:
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(unexpected.in_loop)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     await serve(settings, RealNode(settings), stop, ready=ready, progress=RichProgress())

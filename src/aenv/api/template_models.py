@@ -1,33 +1,34 @@
-"""Response bodies of the template routes, with the E2B contract's names."""
+"""Bodies of the template routes, with the E2B contract's names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import Field
 
-from aenv.api.models import ResponseBody, moment
-from aenv.sandboxes.models import ENVD_VERSION, Template
+from aenv.api.models import RequestBody, ResponseBody, moment
+from aenv.sandboxes.models import ENVD_VERSION, Build, Template
 
 
 class ListedTemplate(ResponseBody):
-    """E2B's `Template`. Who made it and how often it was used isn't recorded: null and 0."""
+    """E2B's `Template`. There are no users, so that nobody has made it."""
 
     template_id: str = Field(alias="templateID")
     build_id: str = Field(alias="buildID")
     cpu_count: int
     memory_mb: int = Field(alias="memoryMB")
     disk_size_mb: int = Field(alias="diskSizeMB")
-    public: bool = True
+    public: bool
     aliases: list[str]
     names: list[str]
     created_at: datetime
     updated_at: datetime
     created_by: None = None
-    last_spawned_at: datetime | None = None
-    spawn_count: int = 0
-    build_count: int = 1
+    last_spawned_at: datetime | None
+    spawn_count: int
+    build_count: int
     envd_version: str = ENVD_VERSION
     build_status: Literal["ready"] = "ready"
 
@@ -50,43 +51,90 @@ class TemplateBuild(ResponseBody):
     disk_size_mb: int = Field(alias="diskSizeMB")
     envd_version: str = ENVD_VERSION
 
+    @classmethod
+    def of(cls, build: Build) -> TemplateBuild:
+        """The answer that describes `build`."""
+        created = moment(build.created_at)
+        return cls(
+            build_id=build.id,
+            created_at=created,
+            updated_at=created,
+            finished_at=created,
+            cpu_count=build.resources.cpu_count,
+            memory_mb=build.resources.memory_mib,
+            disk_size_mb=build.resources.disk_mib,
+        )
+
 
 class TemplateWithBuilds(ListedTemplate):
-    """A template with its builds: the current one."""
+    """A template with a page of its builds."""
 
     builds: list[TemplateBuild]
 
     @classmethod
-    def of(cls, template: Template) -> TemplateWithBuilds:
+    def describe(cls, template: Template, builds: Sequence[Build]) -> TemplateWithBuilds:
         """The answer that describes `template` in full."""
-        build = TemplateBuild(
-            build_id=template.build_id,
-            created_at=moment(template.created_at),
-            updated_at=moment(template.updated_at),
-            finished_at=moment(template.updated_at),
-            cpu_count=template.resources.cpu_count,
-            memory_mb=template.resources.memory_mib,
-            disk_size_mb=template.resources.disk_mib,
-        )
-        return cls(**_common(template), builds=[build])
+        return cls(**_common(template), builds=[TemplateBuild.of(build) for build in builds])
 
 
 class TemplateAlias(ResponseBody):
     """Whom an alias names."""
 
     template_id: str = Field(alias="templateID")
-    public: bool = True
+    public: bool
+
+
+class TemplateNames(ResponseBody):
+    """The answer to an update."""
+
+    names: list[str]
+
+
+class UpdateTemplate(RequestBody):
+    """Body of `PATCH`."""
+
+    public: bool | None = None
+
+
+class BuildStatus(ResponseBody):
+    """E2B's `TemplateBuildInfo`. A build that a tag points to is ready; its log wasn't kept."""
+
+    template_id: str = Field(alias="templateID")
+    build_id: str = Field(alias="buildID")
+    status: Literal["ready"] = "ready"
+    logs: tuple[()] = ()
+    log_entries: tuple[()] = ()
+
+
+class BuildLogs(ResponseBody):
+    """The log of a build, which wasn't kept."""
+
+    logs: tuple[()] = ()
+
+
+class Team(ResponseBody):
+    """The one team of a deployment."""
+
+    team_id: str = Field(alias="teamID")
+    name: str
+    api_key: str
+    is_default: bool = True
 
 
 def _common(template: Template) -> dict[str, Any]:
+    resources = template.build.resources
     return {
         "template_id": template.id,
-        "build_id": template.build_id,
-        "cpu_count": template.resources.cpu_count,
-        "memory_mb": template.resources.memory_mib,
-        "disk_size_mb": template.resources.disk_mib,
-        "aliases": template.names,
+        "build_id": template.build.id,
+        "cpu_count": resources.cpu_count,
+        "memory_mb": resources.memory_mib,
+        "disk_size_mb": resources.disk_mib,
+        "public": template.public,
+        "aliases": template.aliases,
         "names": template.names,
         "created_at": moment(template.created_at),
         "updated_at": moment(template.updated_at),
+        "last_spawned_at": None if template.last_spawned_at is None else moment(template.last_spawned_at),
+        "spawn_count": template.spawn_count,
+        "build_count": template.build_count,
     }

@@ -17,7 +17,6 @@ def _refuse(field: str, value: object, *harmless: object) -> None:
 
 def check_create(body: NewSandbox) -> None:
     """Raise `InvalidRequest` for what a create can't do."""
-    _refuse("autoPauseMemory=false", body.auto_pause_memory, True)
     _refuse("allow_internet_access=false", body.allow_internet_access, True)
     _refuse("mcp", body.mcp)
     _refuse("iam", body.iam, {"tokens": {}}, {"tokens": None})
@@ -26,15 +25,12 @@ def check_create(body: NewSandbox) -> None:
         _check_egress(body.network, "network.")
 
 
-def check_memory(memory: bool | None) -> None:
-    """Raise `InvalidRequest` for a pause, resume or snapshot of the file system alone."""
-    _refuse("memory=false", memory, True)
-
-
 def check_network_update(body: NetworkUpdate) -> None:
     """Raise `InvalidRequest` for an update that would change anything."""
     _refuse("allow_internet_access=false", body.allow_internet_access, True)
     _refuse("allowPublicTraffic", body.allow_public_traffic)
+    _refuse("maskRequestHost", body.mask_request_host)
+    _refuse("httpsPorts", body.https_ports)
     _check_egress(body, "")
 
 
@@ -44,8 +40,6 @@ def _check_egress(network: Network, prefix: str) -> None:
         "denyOut": network.deny_out,
         "dnsServers": network.dns_servers,
         "egressProxy": network.egress_proxy,
-        "maskRequestHost": network.mask_request_host,
-        "httpsPorts": network.https_ports,
         "rules": network.rules,
     }
     for name, value in fields.items():

@@ -165,9 +165,11 @@ class ApiClient:
             body["autoPause"] = auto_pause
         return Sandbox.parse(await self._object("POST", "/v2/sandboxes", body))
 
-    async def connect(self, sandbox_id: str, timeout: int | None = None) -> Sandbox:
-        """Resume a paused sandbox; a running one may get a later deadline."""
-        body = {} if timeout is None else {"timeout": timeout}
+    async def connect(self, sandbox_id: str, timeout: int | None = None, *, reboot: bool = False) -> Sandbox:
+        """Resume a paused sandbox, or reboot it from its disk; a running one may get a later deadline."""
+        body: dict[str, object] = {} if timeout is None else {"timeout": timeout}
+        if reboot:
+            body["memory"] = False
         return Sandbox.parse(
             await self._object("POST", f"/v2/sandboxes/{_segment(sandbox_id)}/connect", body)
         )
@@ -184,9 +186,10 @@ class ApiClient:
             query["metadata"] = urlencode({quote(key): quote(value) for key, value in metadata.items()})
         return [SandboxInfo.parse(item) for item in await self._pages("/v2/sandboxes", query)]
 
-    async def pause(self, sandbox_id: str) -> None:
-        """Pause; a 409 says that it is paused already."""
-        await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/pause", {})
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> None:
+        """Pause, keeping the memory or the disk alone; a 409 says that it is paused already."""
+        body = {} if memory else {"memory": False}
+        await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/pause", body)
 
     async def kill(self, sandbox_id: str) -> None:
         """End a sandbox for good."""
@@ -199,6 +202,17 @@ class ApiClient:
     async def refresh(self, sandbox_id: str, duration: int) -> None:
         """Let the deadline be at least `duration` seconds from now."""
         await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/refreshes", {"duration": duration})
+
+    async def logs(self, sandbox_id: str, cursor: int, level: str) -> list[Wire]:
+        """Log entries from `cursor`, milliseconds since the epoch, on; oldest first, at most 1,000."""
+        query = {"cursor": str(cursor), "level": level, "direction": "forward"}
+        answer, _ = await self._request("GET", f"/v2/sandboxes/{_segment(sandbox_id)}/logs", query=query)
+        return list(answer["logs"])
+
+    async def metrics(self, sandbox_id: str) -> list[Wire]:
+        """Samples of the last hour, oldest first."""
+        answer, _ = await self._request("GET", f"/sandboxes/{_segment(sandbox_id)}/metrics")
+        return list(answer)
 
     async def fork(self, sandbox_id: str, count: int, timeout: int | None) -> list[ForkResult]:
         """Make `count` independent copies of a running sandbox."""

@@ -44,6 +44,8 @@ COMMANDS = {
     "pause": Lazy("sandboxes", "pause", "Pause sandboxes: memory and disk are kept, nothing runs."),
     "resume": Lazy("sandboxes", "resume", "Resume paused sandboxes."),
     "fork": Lazy("sandboxes", "fork", "Make independent copies of a running sandbox."),
+    "logs": Lazy("telemetry", "logs", "Show what happened in a sandbox."),
+    "stats": Lazy("telemetry", "stats", "Show what a sandbox uses of its machine."),
     "timeout": Lazy("sandboxes", "timeout", "Set how long a sandbox goes on from now."),
     "rm": Lazy("sandboxes", "rm", "Delete sandboxes."),
     "delete": Lazy("sandboxes", "rm", "Same as rm.", hidden=True),
@@ -51,6 +53,8 @@ COMMANDS = {
     "template": Lazy("templates", "app", "See what sandboxes can be started from."),
     "auth": Lazy("auth", "auth", "Store a server's URL and API key."),
     "server": Lazy("server", "server", "Run the server on this machine.", settings=_RAW),
+    "certs": Lazy("certs", "certs", "Make or renew the certificates of this machine's server."),
+    "bench": Lazy("bench", "bench", "Measure how fast this machine is."),
     "setup": Lazy("server", "setup", "Prepare this machine's guest kernel and base template.", settings=_RAW),
 }
 

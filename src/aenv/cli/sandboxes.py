@@ -72,7 +72,13 @@ def info(ctx: typer.Context, sandbox: SandboxArgument, output: OutputOption = No
     print_fields(fields, found.wire, chosen_format(ctx, output))
 
 
-def pause(ctx: typer.Context, sandboxes: SandboxesArgument) -> None:
+def pause(
+    ctx: typer.Context,
+    sandboxes: SandboxesArgument,
+    disk_only: Annotated[
+        bool, typer.Option("--disk-only", help="Keep the disk alone; a resume will boot it.")
+    ] = False,
+) -> None:
     """Pause sandboxes: memory, processes and disk are kept, nothing runs and nothing expires.
 
     \b
@@ -81,7 +87,7 @@ def pause(ctx: typer.Context, sandboxes: SandboxesArgument) -> None:
 
     async def one(client: ApiClient, sandbox: str) -> str:
         try:
-            await client.pause(sandbox)
+            await client.pause(sandbox, memory=not disk_only)
         except ApiError as error:
             if error.status != 409:
                 raise
@@ -97,6 +103,9 @@ def resume(
     ctx: typer.Context,
     sandboxes: SandboxesArgument,
     timeout: Annotated[int, typer.Option(min=1, metavar="SECS", help="Seconds to the next deadline.")] = 300,
+    reboot: Annotated[
+        bool, typer.Option("--reboot", help="Boot from the disk instead, as after a power cut.")
+    ] = False,
 ) -> None:
     """Resume paused sandboxes where they were.
 
@@ -105,7 +114,7 @@ def resume(
     """
 
     async def one(client: ApiClient, sandbox: str) -> str:
-        await client.connect(sandbox, timeout)
+        await client.connect(sandbox, timeout, reboot=reboot)
         return f"Resumed {sandbox}"
 
     _each(ctx, sandboxes, one)

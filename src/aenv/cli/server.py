@@ -67,7 +67,7 @@ def _with_settings(
         try:
             settings = Settings(**chosen)
         except (ValidationError, SettingsError) as error:
-            raise _settings_failure(error) from error
+            raise settings_failure(error) from error
         try:
             action(settings)
         except AenvError as error:
@@ -104,7 +104,8 @@ def _metavar(field: FieldInfo) -> str:
     return "N" if field.annotation is int else "TEXT"
 
 
-def _settings_failure(error: ValidationError | SettingsError) -> CommandError:
+def settings_failure(error: ValidationError | SettingsError) -> CommandError:
+    """The failure that says which option or variable can't be used, and why."""
     if isinstance(error, SettingsError):
         return usage(str(error))
     first = error.errors()[0]

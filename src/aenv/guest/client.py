@@ -14,10 +14,11 @@ from typing import Any, Self
 
 import aiohttp
 
-from aenv.errors import GuestUnresponsive, RuntimeFailure
+from aenv.errors import GuestUnresponsive
 from aenv.guest import connect
 from aenv.guest.files import Files
 from aenv.guest.processes import Processes
+from aenv.guest.reports import PAGE_BYTES, JournalPage, Metrics, parse_journal, parse_metrics
 
 CALL_TIMEOUT = 30.0
 """Longest wait for the answer of a short call, seconds."""
@@ -61,20 +62,6 @@ class InitRequest:
             "entropy": base64.b64encode(self.entropy).decode(),
         }
         return {name: value for name, value in named.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """Use of a guest's resources; sizes in bytes, `cpu_used_pct` since the last question."""
-
-    timestamp: int
-    cpu_count: int
-    cpu_used_pct: float
-    mem_total: int
-    mem_used: int
-    mem_cache: int
-    disk_total: int
-    disk_used: int
 
 
 def new_session() -> aiohttp.ClientSession:
@@ -196,6 +183,10 @@ class EnvdClient:
         """Stop the user's processes and make ready for a capture. Idempotent."""
         await self._post("freeze", None, timeout)
 
+    async def sync(self, *, timeout: float = CALL_TIMEOUT) -> None:
+        """`freeze`, then put all that was written on the disk, which stays so until `unfreeze`."""
+        await self._post("sync", None, timeout)
+
     async def unfreeze(self, *, timeout: float = 5.0) -> None:
         """Let the user's processes run again. Idempotent."""
         await self._post("unfreeze", None, timeout)
@@ -220,27 +211,23 @@ class EnvdClient:
 
     async def metrics(self, *, timeout: float = CALL_TIMEOUT) -> Metrics:
         """The use of CPU, memory and disk."""
+        return parse_metrics(await self._report("metrics", {}, connect.ERROR_BODY, timeout))
+
+    async def logs(self, journal: str, after: int, *, timeout: float = CALL_TIMEOUT) -> JournalPage:
+        """What the guest's journal got after that sequence number; all of it if it is another journal."""
+        query = {"journal": journal, "after": str(after)}
+        return parse_journal(await self._report("logs", query, PAGE_BYTES, timeout))
+
+    async def _report(
+        self, route: str, query: Mapping[str, str], limit: int, timeout: float
+    ) -> dict[str, Any]:
+        limits = connect.timeouts(timeout)
         async with (
-            connect.guest_errors("metrics"),
-            self.session.get(
-                self.url("metrics"), headers=self.headers, timeout=connect.timeouts(timeout)
-            ) as response,
+            connect.guest_errors(route),
+            self.session.get(self.url(route), params=query, headers=self.headers, timeout=limits) as response,
         ):
             await connect.check(response, 200)
-            answer = connect.parse(await connect.read_bounded(response, connect.ERROR_BODY), "metrics")
-        try:
-            return Metrics(
-                timestamp=int(answer["ts"]),
-                cpu_count=int(answer["cpu_count"]),
-                cpu_used_pct=float(answer["cpu_used_pct"]),
-                mem_total=int(answer["mem_total"]),
-                mem_used=int(answer["mem_used"]),
-                mem_cache=int(answer["mem_cache"]),
-                disk_total=int(answer["disk_total"]),
-                disk_used=int(answer["disk_used"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise RuntimeFailure("the guest agent sent metrics that can't be read") from error
+            return connect.parse(await connect.read_bounded(response, limit), route)
 
     async def call(
         self, procedure: str, message: Mapping[str, Any], *, user: str | None = None

@@ -13,6 +13,7 @@ from aenv.proxy import failures
 from aenv.proxy.http import AnswerUnreadable, ClientGone, Exchange, Request
 from aenv.proxy.pool import Pool
 from aenv.proxy.routing import BadRoute, find_route
+from aenv.proxy.sockets import NotTls
 from aenv.proxy.tokens import is_internal, may_pass
 from aenv.proxy.websocket import bridge
 from aenv.sandboxes.base import Sandboxes
@@ -30,7 +31,7 @@ class ProxyApp:
         self._domain = domain
         self._api_key = api_key.encode()
         self._pool = Pool()
-        self._guarded = ErrorGuard(self._serve)
+        self._guarded = ErrorGuard(self._serve, "proxy")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
@@ -78,17 +79,21 @@ class ProxyApp:
         route = request.route
         if is_internal(route.port, route.path):
             return failures.route_hidden(route.sandbox_id)
+        headers = request.scope["headers"]
         endpoint = self._sandboxes.live_endpoint(route.sandbox_id)
         if endpoint is None:
+            sandbox = await self._sandboxes.get(route.sandbox_id)
+            if not may_pass(sandbox.traffic_token, route.port, headers):
+                return failures.token_needed(route.sandbox_id)  # before it could wake a paused sandbox
             endpoint = await self._sandboxes.endpoint(route.sandbox_id)
-        if not may_pass(endpoint, route.port, request.scope["headers"]):
+        if not may_pass(endpoint.traffic_token, route.port, headers):
             return failures.token_needed(route.sandbox_id)
         try:
             if request.scope["type"] == "websocket":
                 await bridge(request, self._pool, endpoint)
             else:
                 await Exchange(request, self._pool, endpoint).run()
-        except (OSError, AnswerUnreadable) as error:
+        except (OSError, AnswerUnreadable, NotTls) as error:
             if endpoint.gone.is_set():
                 return failures.sandbox_not_found(route.sandbox_id)
             return failures.of(error, route.sandbox_id, route.port)

@@ -15,6 +15,8 @@ import httptools
 READ_BUFFER = 256 * 1024
 """Bytes of an answer held for a slow client before the sandbox is made to wait."""
 
+CHUNK_COST = 64
+"""Bytes that a part of an answer takes in memory beside its content: parts can be of one byte each."""
 
 MAX_HEAD = 256 * 1024
 """Bytes of an answer's head, of its trailers or between two parts of its body: the parser keeps them all."""
@@ -116,6 +118,8 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once. Whoever waits for the answer gets `UpstreamLost`."""
+        if self._error is None and not self._complete:
+            self._error = UpstreamLost("the connection was broken off")
         if self._transport is not None:
             self._transport.abort()
 
@@ -166,10 +170,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of `asyncio.Protocol`."""
-        if self._head_complete and not self._head.framed and exc is None:
-            self._complete = True
-        elif not self._complete and self._error is None:
-            self._error = UpstreamLost("the connection was closed before the answer was complete")
+        if self._error is None and not self._complete:
+            if self._head_complete and not self._head.framed and exc is None:
+                self._complete = True
+            else:
+                self._error = UpstreamLost("the connection was closed before the answer was complete")
         self._wake()
         self.resume_writing()
 
@@ -192,11 +197,11 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
-        self._unaccounted = 0
         status = self._parser.get_status_code()
-        if status < 200:  # an interim answer, such as 100 Continue
+        if status < 200:  # an interim answer, such as 100 Continue; a sandbox could send them without end
             self._head.headers.clear()
             return
+        self._unaccounted = 0
         head = self._head
         head.status = status
         names = {name.lower() for name, _ in head.headers}
@@ -214,7 +219,7 @@ class Connection(asyncio.Protocol):
         if self._method == b"HEAD":
             return
         self._chunks.append(body)
-        self._buffered += len(body)
+        self._buffered += len(body) + CHUNK_COST
         if self._buffered > READ_BUFFER and not self._reading_paused and self._transport is not None:
             self._reading_paused = True
             self._transport.pause_reading()

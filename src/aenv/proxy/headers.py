@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from starlette.types import Scope
 
 from aenv.proxy.tokens import TRAFFIC_TOKEN_HEADER
+from aenv.sandboxes.models import ENVD_PORT, PORT_MARK, Endpoint
 
 Header = tuple[bytes, bytes]
 
@@ -41,8 +42,15 @@ def end_to_end(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[Hea
     return [(name, value) for name, value in headers if name.lower() not in dropped]
 
 
-def request_headers(scope: Scope, api_key: bytes) -> list[Header]:
-    """The headers to send on: `Host` stays the client's, our own secrets stay here."""
+def masked_host(endpoint: Endpoint, port: int) -> bytes | None:
+    """The `Host` that the sandbox wants to see on that port instead of the client's, if any."""
+    if endpoint.mask_host is None or port == ENVD_PORT:
+        return None
+    return endpoint.mask_host.replace(PORT_MARK, str(port)).encode()
+
+
+def request_headers(scope: Scope, api_key: bytes, mask: bytes | None = None) -> list[Header]:
+    """The headers to send on: `Host` stays the client's unless there is a `mask`; our secrets stay here."""
     sent: list[Header] = []
     forwarded: dict[bytes, bytes] = {}
     host = b""
@@ -52,9 +60,13 @@ def request_headers(scope: Scope, api_key: bytes) -> list[Header]:
             continue
         if name == b"host":
             host = value
+            if mask is not None:
+                continue
         elif _is_our_key(name, value, api_key):
             continue
         sent.append((name, value))
+    if mask is not None:
+        sent.append((b"host", mask))
     return sent + _forwarded(scope, host, forwarded)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from aenv.proxy.connection import Connection, UpstreamLost
-from aenv.proxy.headers import Header, request_headers, response_headers
+from aenv.proxy.headers import Header, masked_host, request_headers, response_headers
 from aenv.proxy.pool import Pool
 from aenv.proxy.routing import Route
 from aenv.sandboxes.models import Endpoint
@@ -56,11 +56,12 @@ class Exchange:
     async def run(self) -> None:
         """Do it all. If this returns with the answer incomplete, it broke off and so must the client's.
 
-        Raises `AnswerUnreadable`, `ClientGone`, or an `OSError` if there is no connection; nothing was
-        sent to the client then.
+        Raises `AnswerUnreadable`, `ClientGone`, or what `Pool.connect` does if there is no connection;
+        nothing was sent to the client then.
         """
         route = self._request.route
-        headers = request_headers(self._scope, self._request.api_key)
+        mask = masked_host(self._endpoint, route.port)
+        headers = request_headers(self._scope, self._request.api_key, mask)
         chunked = _is_chunked(self._scope)
         bodyless = not chunked and not _has_length(headers)
         head = _head(self._scope, route.path, headers, chunked=chunked)

@@ -8,11 +8,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aenv.proxy.connection import Connection
+from aenv.proxy.headers import masked_host
+from aenv.proxy.sockets import (
+    CLIENT_CONTEXT,
+    CONNECT_TIMEOUT,
+    TLS_TIMEOUT,
+    NotTls,
+    open_socket,
+    server_name,
+)
 from aenv.sandboxes.models import Endpoint
 from aenv.tasks import cancel
-
-CONNECT_TIMEOUT = 5.0
-"""Seconds. A guest that is frozen for a capture drops the first packet; the kernel repeats it after 1 s."""
 
 IDLE_TIME = 1.5
 """Seconds that an unused connection is kept: below every common server's own limit (2 s and more), so that
@@ -61,10 +67,16 @@ class Pool:
         return None
 
     async def connect(self, endpoint: Endpoint, port: int) -> Connection:
-        """A new connection. Raises `ConnectionRefusedError`, `TimeoutError` or another `OSError`."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(CONNECT_TIMEOUT):
-            _, connection = await loop.create_connection(Connection, endpoint.host, port)
+        """A new connection, over TLS where the port speaks it.
+
+        Raises `ConnectionRefusedError`, `TimeoutError` or another `OSError`, and `NotTls`.
+        """
+        if port in endpoint.https_ports:
+            connection = await _connect_tls(endpoint, port)
+        else:
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                _, connection = await loop.create_connection(Connection, endpoint.host, port)
         self.add(endpoint, connection)
         return connection
 
@@ -126,6 +138,25 @@ class Pool:
                     self.remove(endpoint, connection)
                 left = left or bool(traffic.idle[port])
         self._sweep = loop.call_later(IDLE_TIME / 2, self._close_idle) if left else None
+
+
+async def _connect_tls(endpoint: Endpoint, port: int) -> Connection:
+    opened = await open_socket(endpoint, port)
+    try:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            Connection,
+            sock=opened,
+            ssl=CLIENT_CONTEXT,
+            server_hostname=server_name(masked_host(endpoint, port)),
+            ssl_handshake_timeout=TLS_TIMEOUT,
+        )
+    except OSError as error:  # an SSLError is one
+        opened.close()
+        raise NotTls(f"no TLS ({error})") from error
+    except BaseException:
+        opened.close()
+        raise
+    return connection
 
 
 def _break_off(traffic: _Traffic) -> None:

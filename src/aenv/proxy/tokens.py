@@ -7,12 +7,23 @@ import posixpath
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from aenv.sandboxes.models import ENVD_PORT, Endpoint
+from aenv.sandboxes.models import ENVD_PORT
 
 TRAFFIC_TOKEN_HEADER = b"e2b-traffic-access-token"
 
 INTERNAL_ROUTES = frozenset(
-    {"/init", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade", "/warm"}
+    {
+        "/init",
+        "/freeze",
+        "/unfreeze",
+        "/collapse",
+        "/fsfreeze",
+        "/fsthaw",
+        "/upgrade",
+        "/warm",
+        "/sync",
+        "/logs",
+    }
 )
 """Routes of envd that belong to the server alone."""
 
@@ -28,9 +39,8 @@ def is_internal(port: int, raw_path: bytes) -> bool:
     return posixpath.normpath("/" + path.lstrip("/")) in INTERNAL_ROUTES
 
 
-def may_pass(endpoint: Endpoint, port: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def may_pass(expected: str | None, port: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether the traffic token, where the sandbox has one, is given. envd's port has its own token."""
-    expected = endpoint.traffic_token
     if expected is None or port == ENVD_PORT:
         return True
     given = [value for name, value in headers if name == TRAFFIC_TOKEN_HEADER]

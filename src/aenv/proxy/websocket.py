@@ -7,7 +7,7 @@ not offered to the sandbox.
 from __future__ import annotations
 
 import asyncio
-import socket
+import ssl
 from typing import Any
 
 from starlette.responses import Response
@@ -17,9 +17,10 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.typing import Subprotocol
 
 from aenv.errors import InvalidRequest
-from aenv.proxy.headers import HOP_BY_HOP, end_to_end, request_headers
+from aenv.proxy.headers import HOP_BY_HOP, end_to_end, masked_host, request_headers
 from aenv.proxy.http import AnswerUnreadable, Request
-from aenv.proxy.pool import CONNECT_TIMEOUT, Pool
+from aenv.proxy.pool import Pool
+from aenv.proxy.sockets import CLIENT_CONTEXT, NotTls, open_socket, server_name
 from aenv.sandboxes.models import Endpoint
 
 MAX_MESSAGE = 64 << 20
@@ -66,11 +67,12 @@ class _Link:
 async def bridge(request: Request, pool: Pool, endpoint: Endpoint) -> None:
     """Carry a WebSocket until one side ends it.
 
-    Raises `AnswerUnreadable` or `OSError` if the sandbox doesn't answer; nothing was sent to the client then.
+    Raises `AnswerUnreadable`, `NotTls` or `OSError` if the sandbox doesn't answer; nothing was sent to the
+    client then.
     """
     await request.receive()  # websocket.connect
     try:
-        upstream = await _open(request, endpoint.host)
+        upstream = await _open(request, endpoint)
     except InvalidStatus as refusal:
         await _refused(refusal)(request.scope, request.receive, request.send)
         return
@@ -79,12 +81,7 @@ async def bridge(request: Request, pool: Pool, endpoint: Endpoint) -> None:
     link = _Link(upstream)
     pool.add(endpoint, link)
     try:
-        accept: dict[str, Any] = {"type": "websocket.accept", "subprotocol": upstream.subprotocol}
-        response = upstream.response
-        if response is not None:
-            raw = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.raw_items()]
-            accept["headers"] = end_to_end(raw, _OURS | HOP_BY_HOP | {b"date"})
-        await request.send(accept)
+        await _accept(request, upstream)
         await _carry(request.receive, request.send, upstream)
     finally:
         pool.remove(endpoint, link)
@@ -92,17 +89,32 @@ async def bridge(request: Request, pool: Pool, endpoint: Endpoint) -> None:
         await upstream.wait_closed()
 
 
-async def _open(request: Request, address: str) -> ClientConnection:
-    """Connect and shake hands, with the client's own host, path, headers and offered sub-protocols."""
-    scope, path = request.scope, request.route.path
-    headers = request_headers(scope, request.api_key)
-    host = next((value for name, value in headers if name == b"host"), address.encode())
+async def _accept(request: Request, upstream: ClientConnection) -> None:
+    """Tell the client that the sandbox agreed. The headers are dropped then: idle sockets are many."""
+    accept: dict[str, Any] = {"type": "websocket.accept", "subprotocol": upstream.subprotocol}
+    response = upstream.response
+    if response is not None:
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.raw_items()]
+        accept["headers"] = end_to_end(raw, _OURS | HOP_BY_HOP | {b"date"})
+        response.headers.clear()
+    upstream.request = None
+    await request.send(accept)
+
+
+async def _open(request: Request, endpoint: Endpoint) -> ClientConnection:
+    """Connect and shake hands, with the client's own path, headers and offered sub-protocols."""
+    scope, path, port = request.scope, request.route.path, request.route.port
+    mask = masked_host(endpoint, port)
+    headers = request_headers(scope, request.api_key, mask)
+    host = next((value for name, value in headers if name == b"host"), endpoint.host.encode())
+    secure = port in endpoint.https_ports
+    tls: dict[str, Any] = {"ssl": CLIENT_CONTEXT, "server_hostname": server_name(mask)} if secure else {}
     query = scope["query_string"]
     target = (path + b"?" + query if query else path).replace(b"#", b"%23")
-    opened = await _open_socket(address, request.route.port)
+    opened = await open_socket(endpoint, port)
     try:
         opening = _Connect(
-            f"ws://{host.decode('latin-1')}{target.decode('latin-1')}",
+            f"{'wss' if secure else 'ws'}://{host.decode('latin-1')}{target.decode('latin-1')}",
             sock=opened,
             subprotocols=[Subprotocol(name) for name in scope["subprotocols"]] or None,
             additional_headers=[
@@ -114,27 +126,16 @@ async def _open(request: Request, address: str) -> ClientConnection:
             open_timeout=HANDSHAKE_TIMEOUT,
             ping_interval=None,
             max_size=MAX_MESSAGE,
-            max_queue=4,
+            max_queue=1,
+            **tls,
         )
     except (InvalidURI, ValueError) as error:
         opened.close()
         raise InvalidRequest(f"not a proper WebSocket handshake: {error}") from error
-    return await opening
-
-
-async def _open_socket(address: str, port: int) -> socket.socket:
-    """A connected socket; the caller owns it. Raises as `Pool.connect`."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    opened = socket.socket(family, socket.SOCK_STREAM)
     try:
-        opened.setblocking(False)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        async with asyncio.timeout(CONNECT_TIMEOUT):
-            await asyncio.get_running_loop().sock_connect(opened, (address, port))
-    except BaseException:
-        opened.close()
-        raise
-    return opened
+        return await opening
+    except ssl.SSLError as error:
+        raise NotTls(f"no TLS ({error})") from error
 
 
 async def _carry(receive: Receive, send: Send, upstream: ClientConnection) -> None:

@@ -57,7 +57,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Capture:
-    """A complete, immutable state of a VM: memory, devices and disk.
+    """An immutable state of a VM: memory, devices and disk, or its disk alone.
 
     `layers` is in the runtime's own order. Layers inherited from the capture that the instance started
     from appear again with the paths they had, so layers must not be moved while a capture names them.
@@ -66,6 +66,8 @@ class Capture:
     identity: RuntimeIdentity
     resources: Resources
     layers: tuple[Layer, ...]
+    memory: bool = True
+    """Whether memory and devices are in it. Without them it can be booted from, not loaded."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,13 @@ class Place:
 
 @dataclass(frozen=True)
 class BootSpec:
-    """A first boot: a root file system (raw ext4, not written to) and the machine's size."""
+    """A boot and the machine's size.
 
-    image: Path
+    `disk` is not written to: a root file system (raw ext4), or a capture. Of a capture only the disk is
+    used; it may have been made under another version, CPU or guest kernel.
+    """
+
+    disk: Path | Capture
     resources: Resources
 
 
@@ -103,8 +109,11 @@ class Instance(Protocol):
     async def thaw(self) -> None:
         """Run the vCPUs. Idempotent."""
 
-    async def capture(self, folder: Path, *, thaw: bool = False) -> Capture:
+    async def capture(self, folder: Path, *, thaw: bool = False, memory: bool = True) -> Capture:
         """Write what changed since the start into new layers in `folder` (exists, empty).
+
+        Without `memory` only the disk is captured, as a power cut would leave it: what the guest has not
+        flushed is not in it.
 
         The instance must be frozen, stays frozen and can be thawed afterwards: its disk then goes on in
         a fresh overlay on top of the captured one. On failure the instance is as before and may go on.
@@ -141,7 +150,10 @@ class Runtime(Protocol):
     identity: RuntimeIdentity
 
     async def boot(self, spec: BootSpec, place: Place) -> Instance:
-        """Boot `spec.image` for the first time. The vCPUs run when this returns; envd may not be up yet."""
+        """Boot from `spec.disk`. The vCPUs run when this returns; envd may not be up yet.
+
+        Raises `RuntimeFailure` for a capture by another kind of runtime.
+        """
 
     async def spawn(self, capture: Capture, place: Place) -> BareVmm:
         """Start a VMM process that can `load` any capture with the same `key` as `capture`."""
@@ -149,7 +161,7 @@ class Runtime(Protocol):
     def key(self, capture: Capture) -> str:
         """Captures with equal keys can be loaded by the same bare VMM.
 
-        Raises `RuntimeFailure` if the capture's identity isn't this runtime's.
+        Raises `RuntimeFailure` if the capture's identity isn't this runtime's, or if it has no memory.
         """
 
     async def close(self) -> None:

@@ -1,8 +1,9 @@
 """A runtime in memory, for fast tests of everything above the seam.
 
-Its guest is a small HTTP server at the slot's address that keeps values in a dict. Like a real guest it
-loses what was written after the last capture, answers nothing while frozen, and knows the identity that
-`/init` gave it. Failures can be ordered ahead.
+Its guest is a small HTTP server at the slot's address that keeps values in two dicts, its memory and its
+disk. Like a real guest it loses what was written after the last capture, answers nothing while frozen, and
+knows the identity that `/init` gave it; a value for the disk is in memory until `/sync`, and a boot finds
+the disk alone. Failures can be ordered ahead.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import uuid
 from collections import defaultdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,32 @@ from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Layer, Plac
 
 PORT = 49983
 
+PAGE = 100
+"""Entries of the journal in one answer."""
+
+METRICS = {
+    "ts": 0,
+    "cpu_count": 2,
+    "cpu_used_pct": 12.5,
+    "mem_total": 512 << 20,
+    "mem_used": 64 << 20,
+    "mem_cache": 32 << 20,
+    "disk_total": 10 << 30,
+    "disk_used": 1 << 30,
+}
+
 
 class FakeGuest:
-    """What runs in a fake VM. `memory` is kept by captures."""
+    """What runs in a fake VM. `memory` and `disk` are kept by captures."""
 
-    def __init__(self, memory: dict[str, Any]) -> None:
+    def __init__(self, memory: dict[str, Any], disk: dict[str, Any]) -> None:
         self.memory = memory
+        self.disk = disk
+        self.boot_id = memory.setdefault("boot_id", str(uuid.uuid4()))
+        self._unwritten: dict[str, Any] = memory.setdefault("unwritten", {})
+        self._journal: list[dict[str, Any]] = memory.setdefault("journal", [])
+        self.metrics: dict[str, Any] = dict(METRICS)
+        """What `/metrics` answers."""
         self.identity: dict[str, Any] = {}
         self.responsive = asyncio.Event()
         self.responsive.set()
@@ -35,11 +58,16 @@ class FakeGuest:
         app.router.add_get("/health", self._health)
         app.router.add_post("/init", self._init)
         app.router.add_post("/freeze", self._freeze)
+        app.router.add_post("/sync", self._sync)
         app.router.add_post("/unfreeze", self._unfreeze)
         app.router.add_post("/warm", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/logs", self._logs)
         app.router.add_get("/memory/{key}", self._read)
         app.router.add_put("/memory/{key}", self._write)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        app.router.add_get("/disk/{key}", self._read_disk)
+        app.router.add_put("/disk/{key}", self._write_disk)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)  # 0 is for ever
 
     async def start(self, address: str) -> None:
         """Listen; answers come once `run` was called."""
@@ -68,6 +96,9 @@ class FakeGuest:
     async def _init(self, request: web.Request) -> web.Response:
         await self._turn()
         self.identity = await request.json()
+        if self.identity["sandboxId"] != self.memory.get("sandbox"):
+            self.memory["sandbox"] = self.identity["sandboxId"]
+            self._journal.clear()
         self.memory["frozen"] = False
         return web.Response(status=204)
 
@@ -81,6 +112,30 @@ class FakeGuest:
         self.memory["frozen"] = False
         return web.Response(status=204)
 
+    async def _sync(self, _request: web.Request) -> web.Response:
+        await self._turn()
+        self.memory["frozen"] = True
+        self.disk.update(self._unwritten)
+        self._unwritten.clear()
+        return web.Response(status=204)
+
+    def note(self, message: str, level: str = "info", logger: str = "process", /, **fields: str) -> None:
+        """Add an entry to the guest's journal."""
+        self.memory["noted"] = self.memory.get("noted", 0) + 1
+        entry = {"sequence": self.memory["noted"], "time": datetime.now(UTC).isoformat(), "fields": fields}
+        self._journal.append({**entry, "level": level, "logger": logger, "message": message})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        await self._turn()
+        return web.json_response(self.metrics)
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        await self._turn()
+        after = int(request.query["after"]) if request.query["journal"] == self.boot_id else 0
+        left = [entry for entry in self._journal if entry["sequence"] > after]
+        page = left[:PAGE]
+        return web.json_response({"journal": self.boot_id, "entries": page, "more": len(left) > PAGE})
+
     async def _read(self, request: web.Request) -> web.Response:
         await self._turn()
         return web.json_response(self.memory.get(request.match_info["key"]))
@@ -88,6 +143,15 @@ class FakeGuest:
     async def _write(self, request: web.Request) -> web.Response:
         await self._turn()
         self.memory[request.match_info["key"]] = await request.json()
+        return web.Response(status=204)
+
+    async def _read_disk(self, request: web.Request) -> web.Response:
+        await self._turn()
+        return web.json_response((self.disk | self._unwritten).get(request.match_info["key"]))
+
+    async def _write_disk(self, request: web.Request) -> web.Response:
+        await self._turn()
+        self._unwritten[request.match_info["key"]] = await request.json()
         return web.Response(status=204)
 
 
@@ -126,19 +190,21 @@ class FakeInstance:
         self._frozen = False
         self.guest.run(running=True)
 
-    async def capture(self, folder: Path, *, thaw: bool = False) -> Capture:
-        """Write the guest's memory to one layer."""
+    async def capture(self, folder: Path, *, thaw: bool = False, memory: bool = True) -> Capture:
+        """Write the guest's memory and its disk to one layer each."""
         if not self._frozen:
             raise RuntimeFailure("only a frozen VM can be captured")
-        layer = folder / "memory.json"
-        memory = json.dumps(self.guest.memory)
+        contents = {"memory": json.dumps(self.guest.memory)} if memory else {}
+        contents["disk"] = json.dumps(self.guest.disk)
         try:
             self._check("capture")
         finally:
             if thaw and not self.ended.done():
                 await self.thaw()
-        await asyncio.to_thread(layer.write_text, memory)
-        return Capture(self._runtime.identity, self.resources, (Layer("memory", layer),))
+        layers = tuple(Layer(role, folder / f"{role}.json") for role in contents)
+        for layer in layers:
+            await asyncio.to_thread(layer.path.write_text, contents[layer.role])
+        return Capture(self._runtime.identity, self.resources, layers, memory)
 
     async def stop(self) -> None:
         """End it."""
@@ -157,14 +223,10 @@ class FakeBareVmm:
         self._runtime = runtime
 
     async def load(self, capture: Capture) -> Instance:
-        """Read the memory layer and start a guest with it, frozen."""
+        """Read the layers and start a guest with them, frozen."""
         self._runtime.fail_if_ordered("load")
-        (layer,) = capture.layers
-        try:
-            memory = json.loads(await asyncio.to_thread(layer.path.read_text))
-        except ValueError as error:
-            raise RuntimeFailure(f"layer {layer.path.name} is corrupt") from error
-        return await self._runtime.start(self.place, capture.resources, memory)
+        contents = await _contents(capture)
+        return await self._runtime.start(self.place, capture.resources, contents["memory"], contents["disk"])
 
     async def stop(self) -> None:
         """End it."""
@@ -191,18 +253,21 @@ class FakeRuntime:
         if self._failures[operation]:
             raise self._failures[operation].pop(0)
 
-    async def start(self, place: Place, resources: Resources, memory: dict[str, Any]) -> FakeInstance:
-        """A frozen instance with this memory."""
-        guest = FakeGuest(memory)
+    async def start(
+        self, place: Place, resources: Resources, memory: dict[str, Any], disk: dict[str, Any]
+    ) -> FakeInstance:
+        """A frozen instance with this memory and disk."""
+        guest = FakeGuest(memory, disk)
         await guest.start(place.slot.host_address)
         instance = FakeInstance(self, place, resources, guest)
         self.instances[place.folder.name] = instance
         return instance
 
     async def boot(self, spec: BootSpec, place: Place) -> Instance:
-        """A running instance with empty memory."""
+        """A running instance with empty memory, and with an empty disk unless a capture has one."""
         self.fail_if_ordered("boot")
-        instance = await self.start(place, spec.resources, {})
+        disk = {} if isinstance(spec.disk, Path) else (await _contents(spec.disk))["disk"]
+        instance = await self.start(place, spec.resources, {}, disk)
         await instance.thaw()
         return instance
 
@@ -215,7 +280,20 @@ class FakeRuntime:
         """All captures of a size fit each other."""
         if capture.identity != self.identity:
             raise RuntimeFailure(f"the capture was made by {capture.identity.vmm}, this is {self.name}")
+        if not capture.memory:
+            raise RuntimeFailure("the capture holds a disk only: it can be booted, not restored")
         return f"{capture.resources.cpu_count}/{capture.resources.memory_mib}"
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+async def _contents(capture: Capture) -> dict[str, Any]:
+    """What is in each layer, by role. Raises RuntimeFailure if one can't be read."""
+    contents = {}
+    for layer in capture.layers:
+        try:
+            contents[layer.role] = json.loads(await asyncio.to_thread(layer.path.read_text))
+        except ValueError as error:
+            raise RuntimeFailure(f"layer {layer.path.name} is corrupt") from error
+    return contents

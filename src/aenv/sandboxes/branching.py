@@ -10,17 +10,19 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from aenv import ids
+from aenv import ids, unexpected
 from aenv.errors import AenvError, InvalidRequest, RuntimeFailure
 from aenv.sandboxes import capturing, store
 from aenv.sandboxes.capturing import Captured
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.creation import Creation, child_of
 from aenv.sandboxes.machines import Machine
-from aenv.sandboxes.models import Sandbox, Template
+from aenv.sandboxes.models import Build, Sandbox, Template
 from aenv.sandboxes.states import TRANSITIONS, Operation, State
 from aenv.tasks import finish
 from aenv.templates import store as templates_store
+from aenv.templates import tags
+from aenv.templates.names import DEFAULT_TAG, TEAM, Name
 
 log = structlog.get_logger()
 
@@ -32,15 +34,17 @@ class Branching:
         self._core = core
         self._creation = creation
 
-    async def pause(self, sandbox_id: str, *, require_healthy_guest: bool = False) -> None:
+    async def pause(self, sandbox_id: str, *, memory: bool, require_healthy_guest: bool) -> None:
         """Capture and stop, holding the lock. On failure the sandbox runs as before, or is lost."""
         core = self._core
+        await core.telemetry.collect(sandbox_id)
         sandbox = await core.claim(sandbox_id, Operation.PAUSE)
         machine = await core.machine_of(sandbox)
         core.live.close(sandbox_id)
+        await core.telemetry.leave(sandbox_id)
         try:
             captured = await capturing.take(
-                machine, core.captures, require_healthy_guest=require_healthy_guest
+                machine, core.captures, memory=memory, require_healthy_guest=require_healthy_guest
             )
         except BaseException as error:
             await finish(self._go_on(sandbox, machine, Operation.PAUSE, error))
@@ -57,6 +61,7 @@ class Branching:
                 capture_id=captured.id,
                 instance_id=None,
                 envd_unresponsive_at_pause=captured.guest_unresponsive,
+                pause_mode="full" if memory else "filesystem",
             )
 
         try:
@@ -66,24 +71,28 @@ class Branching:
             await finish(self._go_on(sandbox, machine, Operation.PAUSE, error))
             raise
         core.live.remove(sandbox_id)
-        self._core.tasks.start(self._settle(core.starter.stopped.put(sandbox_id, machine), captured))
+        core.telemetry.record(sandbox_id, "pause", "sandbox paused", memory=str(memory).lower())
+        # A VM whose memory is not to be kept must not come back.
+        given_up = core.starter.stopped.put(sandbox_id, machine) if memory else [machine]
+        self._core.tasks.start(self._settle(given_up, captured))
 
-    async def snapshot(self, sandbox_id: str, name: str | None) -> Template:
-        """A snapshot of a running sandbox; a name that a snapshot already has is repointed."""
+    async def snapshot(self, sandbox_id: str, name: Name | None, *, memory: bool) -> Template:
+        """A snapshot of a running sandbox; a name that a snapshot already has gets a new build."""
         await self._core.database.run(lambda c: _of_name(c, name))  # a wrong name costs no capture
-        async with self._branch(sandbox_id, Operation.SNAPSHOT) as (sandbox, captured):
+        async with self._branch(sandbox_id, Operation.SNAPSHOT, memory=memory) as (sandbox, captured):
 
             def record(connection: sqlite3.Connection) -> Template:
-                template = _snapshot_record(connection, sandbox, name, captured.id)
                 self._record(connection, sandbox, Operation.SNAPSHOT, captured)
-                templates_store.put(connection, template)
-                return template
+                return _record_snapshot(connection, sandbox, name, captured.id)
 
-            return await self._core.database.run(record)
+            template = await self._core.database.run(record)
+            told = "snapshot taken"
+            self._core.telemetry.record(sandbox_id, "snapshot", told, snapshot=template.snapshot_id)
+            return template
 
     async def fork(self, sandbox_id: str, count: int, timeout: float | None) -> Sequence[Sandbox | AenvError]:
         """`count` copies of a running sandbox, started side by side; one result each."""
-        async with self._branch(sandbox_id, Operation.FORK) as (parent, captured):
+        async with self._branch(sandbox_id, Operation.FORK, memory=True) as (parent, captured):
             children = [child_of(parent, captured.id, timeout) for _ in range(count)]
 
             def record(connection: sqlite3.Connection) -> None:
@@ -92,26 +101,34 @@ class Branching:
                     store.insert(connection, child)
 
             await self._core.database.run(record)
-        return await asyncio.gather(*(self._child(child) for child in children))
+            told = f"sandbox forked {count} times"
+            copies = " ".join(child.id for child in children)
+            self._core.telemetry.record(sandbox_id, "fork", told, children=copies)
+        return await asyncio.gather(*(self._child(child, sandbox_id) for child in children))
 
-    async def _child(self, child: Sandbox) -> Sandbox | AenvError:
+    async def _child(self, child: Sandbox, parent_id: str) -> Sandbox | AenvError:
         try:
-            return await self._creation.start(child, hot=False)
+            started = await self._creation.start(child, hot=False)
         except AenvError as error:
             return error
-        except Exception as error:  # its siblings run: the caller must hear of them
-            log.exception("a child of a fork can't be started", sandbox=child.id)
+        except Exception as error:  # noqa: BLE001 (its siblings run: the caller must hear of them)
+            unexpected.note("sandboxes", "a child of a fork can't be started", error, sandbox=child.id)
             return RuntimeFailure(f"a child can't be started: {error}")
+        told = f"sandbox is a copy of {parent_id}"
+        self._core.telemetry.record(child.id, "forked", told, parent=parent_id)
+        return started
 
     @asynccontextmanager
-    async def _branch(self, sandbox_id: str, operation: Operation) -> AsyncIterator[tuple[Sandbox, Captured]]:
+    async def _branch(
+        self, sandbox_id: str, operation: Operation, *, memory: bool
+    ) -> AsyncIterator[tuple[Sandbox, Captured]]:
         """Capture a running sandbox and let it go on; the block then records the capture."""
         core = self._core
         async with core.locks.hold(sandbox_id):
             sandbox = await core.claim(sandbox_id, operation)
             machine = await core.machine_of(sandbox)
             try:
-                captured = await capturing.take_in_passing(machine, core.captures)
+                captured = await capturing.take_in_passing(machine, core.captures, memory=memory)
             except BaseException as error:
                 await finish(self._go_on(sandbox, machine, operation, error))
                 raise
@@ -150,10 +167,15 @@ class Branching:
     def _record(
         self, connection: sqlite3.Connection, sandbox: Sandbox, operation: Operation, captured: Captured
     ) -> None:
-        """Record the capture, and that the sandbox, which now depends on its layers, runs on."""
+        """Record the capture, and that the sandbox, whose own layers it may depend on, runs on.
+
+        A whole capture names all layers that the next one builds on. One of the disk alone lacks the memory,
+        so the sandbox goes on depending on the capture before.
+        """
         self._core.captures.insert(connection, captured.id, captured.capture)
         via = TRANSITIONS[operation].via
-        store.change(connection, sandbox.id, {via}, state=State.RUNNING, capture_id=captured.id)
+        changes = {"capture_id": captured.id} if captured.capture.memory else {}
+        store.change(connection, sandbox.id, {via}, state=State.RUNNING, **changes)
 
     async def _settle(self, machines: Sequence[Machine], captured: Captured) -> None:
         """After the answer: end what isn't kept, make the capture durable, then remove what isn't needed."""
@@ -167,27 +189,26 @@ class Branching:
             await self._core.tidy()
 
 
-def _of_name(connection: sqlite3.Connection, name: str | None) -> Template | None:
+def _of_name(connection: sqlite3.Connection, name: Name | None) -> Template | None:
     """The snapshot that has this name (or id). Raises InvalidRequest if a template has it."""
-    known = None if name is None else templates_store.get(connection, name)
+    known = None if name is None else templates_store.get(connection, name.alias)
     if known is not None and not known.is_snapshot:
-        raise InvalidRequest(f"the name {name!r} belongs to a template: choose another")
+        raise InvalidRequest(f"the name {known.name!r} belongs to a template: choose another")
     return known
 
 
-def _snapshot_record(
-    connection: sqlite3.Connection, sandbox: Sandbox, name: str | None, capture_id: str
+def _record_snapshot(
+    connection: sqlite3.Connection, sandbox: Sandbox, name: Name | None, capture_id: str
 ) -> Template:
-    """The new record, or the known one of that name with a new capture and build."""
+    """A new snapshot, or a new build of the one of that name, under the tag that was asked for."""
     known = _of_name(connection, name)
-    now = time.time()
-    return Template(
-        id=ids.new_template_id() if known is None else known.id,
-        build_id=ids.new_build_id(),
-        name=name if known is None else known.name,
-        capture_id=capture_id,
-        resources=sandbox.resources,
-        created_at=now if known is None else known.created_at,
-        updated_at=now,
-        source_sandbox_id=sandbox.id,
-    )
+    if known is None:
+        alias = None if name is None else name.alias
+        template_id = templates_store.add(connection, alias, TEAM, public=False)
+    else:
+        template_id = known.id
+    build = Build(ids.new_build_id(), capture_id, sandbox.resources, time.time(), sandbox.id)
+    tag = DEFAULT_TAG if name is None or name.tag is None else name.tag
+    templates_store.add_build(connection, template_id, build)
+    tags.assign(connection, template_id, [tag], build.id)
+    return templates_store.resolve(connection, f"{template_id}:{tag}")

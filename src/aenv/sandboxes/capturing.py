@@ -11,13 +11,18 @@ from pathlib import Path
 import structlog
 
 from aenv import timings
-from aenv.errors import AenvError, GuestUnresponsive
+from aenv.errors import AenvError, PauseRefused
+from aenv.guest.client import EnvdClient
+from aenv.guest.errors import GuestError
 from aenv.runtimes.base import Capture
-from aenv.sandboxes.machines import FREEZE_TIMEOUT, Machine
+from aenv.sandboxes.machines import FREEZE_TIMEOUT, SYNC_TIMEOUT, Machine
 from aenv.snapshots.captures import Captures
 from aenv.tasks import finish
 
 log = structlog.get_logger()
+
+_RETRY_SECONDS = 0.1
+"""Rest before an agent that couldn't stop the user's processes is asked again."""
 
 
 @dataclass(frozen=True)
@@ -27,34 +32,42 @@ class Captured:
     id: str
     capture: Capture
     guest_unresponsive: bool
-    """The agent didn't answer, so user processes will run as soon as a restored VM does."""
+    """The agent didn't answer: a restored VM would have it as it is, a booted one finds a disk as after a
+    power cut."""
 
 
-async def take(machine: Machine, captures: Captures, *, require_healthy_guest: bool) -> Captured:
+async def take(
+    machine: Machine, captures: Captures, *, memory: bool, require_healthy_guest: bool
+) -> Captured:
     """Freeze the guest's processes, then the VM, and capture it. The machine stays frozen.
 
-    Raises GuestUnresponsive if the agent doesn't answer and that is required. After a failure `release`
-    lets the machine go on.
+    Without `memory` the guest first writes everything to its disk, and only that is captured.
+    Raises PauseRefused if the agent doesn't answer and that is required. After a failure `release` lets
+    the machine go on.
     """
-    unresponsive = not await _freeze_guest(machine)
-    if unresponsive and require_healthy_guest:
-        raise GuestUnresponsive(f"the guest agent didn't answer in {FREEZE_TIMEOUT:g} s")
+    refusal = await _freeze_guest(machine, flush=not memory)
+    if refusal is not None and require_healthy_guest:
+        raise refusal
     async with _folder(captures) as (capture_id, folder):
         with timings.measure("stop"):
             await machine.instance.freeze()
         with timings.measure("capture"):
-            capture = await machine.instance.capture(folder)
-    return Captured(capture_id, capture, unresponsive)
+            capture = await machine.instance.capture(folder, memory=memory)
+    return Captured(capture_id, capture, guest_unresponsive=refusal is not None)
 
 
-async def take_in_passing(machine: Machine, captures: Captures) -> Captured:
-    """The same, but the machine runs again as soon as its state is copied, also after a failure.
+async def take_in_passing(machine: Machine, captures: Captures, *, memory: bool) -> Captured:
+    """The same, but the machine runs again as soon as its state is copied.
+
+    Without `memory` the agent must answer. After a failure `release` is needed here too.
 
     The stage `frozen` is the time in which no user process ran, at most: from the request to freeze them
     to the answer that they go on.
     """
     frozen = timings.Stopwatch("frozen")
-    unresponsive = not await _freeze_guest(machine)
+    refusal = await _freeze_guest(machine, flush=not memory)
+    if refusal is not None and not memory:
+        raise refusal
     async with _folder(captures) as (capture_id, folder):
         with timings.measure("stop"):
             await machine.instance.freeze()
@@ -63,12 +76,12 @@ async def take_in_passing(machine: Machine, captures: Captures) -> Captured:
         going_on.add_done_callback(frozen.stop)
         try:
             with timings.measure("capture"):
-                capture = await machine.instance.capture(folder, thaw=True)
+                capture = await machine.instance.capture(folder, thaw=True, memory=memory)
         finally:
             await finish(_wait(going_on))
-        if not going_on.result() and not unresponsive:  # it took so long that the request had given up
+        if not going_on.result() and refusal is None:  # it took so long that the request had given up
             await _unfreeze_guest(machine)
-    return Captured(capture_id, capture, unresponsive)
+    return Captured(capture_id, capture, guest_unresponsive=refusal is not None)
 
 
 async def release(machine: Machine) -> None:
@@ -105,12 +118,31 @@ async def _unfreeze_guest(machine: Machine) -> bool:
     return True
 
 
-async def _freeze_guest(machine: Machine) -> bool:
+async def _freeze_guest(machine: Machine, *, flush: bool) -> PauseRefused | None:
+    """Make the guest ready for a capture; `flush` for one of its disk. Returns why it isn't ready, if so."""
+    bound = FREEZE_TIMEOUT
     try:
         with timings.measure("guest_freeze"):
-            async with asyncio.timeout(FREEZE_TIMEOUT):
-                await machine.guest.freeze()
+            async with asyncio.timeout(bound):
+                await _stop_processes(machine.guest)
+        if flush:
+            bound = SYNC_TIMEOUT
+            with timings.measure("guest_sync"):
+                await machine.guest.sync(timeout=bound)
     except (AenvError, TimeoutError) as error:
-        log.warning("the guest agent doesn't answer", instance=machine.id, error=repr(error))
-        return False
-    return True
+        reason = f"it was not ready in {bound:g} s" if isinstance(error, TimeoutError) else str(error)
+        log.warning("the guest agent isn't ready for a capture", instance=machine.id, reason=reason)
+        return PauseRefused(f"the guest agent isn't ready for a pause or snapshot: {reason}")
+    return None
+
+
+async def _stop_processes(guest: EnvdClient) -> None:
+    """Ask until the agent did it: a process in the middle of a long write can't be stopped at once."""
+    while True:
+        try:
+            await guest.freeze()
+        except GuestError as error:
+            log.info("user processes can't be stopped yet", error=str(error))
+            await asyncio.sleep(_RETRY_SECONDS)
+        else:
+            return

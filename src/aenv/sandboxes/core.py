@@ -28,6 +28,7 @@ from aenv.sandboxes.starting import Starter
 from aenv.sandboxes.states import LIVE, TRANSITIONS, VISIBLE, Operation, State
 from aenv.snapshots.captures import Captures
 from aenv.tasks import KeyedLocks, TaskSet
+from aenv.telemetry.service import Telemetry
 
 T = TypeVar("T")
 
@@ -35,6 +36,8 @@ log = structlog.get_logger()
 
 LOST_KEPT_SECONDS = 24 * 3600.0
 """How long the reason why a sandbox was lost is kept."""
+
+_STARTED = {Operation.CREATE: "sandbox created", Operation.RESUME: "sandbox resumed"}
 
 RETRY_SECONDS = 1.0
 """Rest before the database is asked again to record what it couldn't."""
@@ -51,6 +54,7 @@ class Core:
         machines: Machines,
         starter: Starter,
         activity: Activity,
+        telemetry: Telemetry,
         max_timeout: float,
     ) -> None:
         self.database = database
@@ -58,6 +62,8 @@ class Core:
         self.machines = machines
         self.starter = starter
         self.live = LiveSandboxes()
+        self.telemetry = telemetry
+        telemetry.watch(self.live.guests)
         self.locks = KeyedLocks()
         self.tasks = TaskSet()
         self.closing = False
@@ -158,6 +164,8 @@ class Core:
             await self.machines.destroy(machine)
             raise SandboxNotFound(sandbox.id)
         self.live.add(changed, machine)
+        self.telemetry.admit(sandbox.id)
+        self.telemetry.record(sandbox.id, operation, _STARTED[operation], template=sandbox.template_id)
         self._watch(sandbox.id, machine)
         return changed
 
@@ -181,6 +189,8 @@ class Core:
         """Mark a sandbox whose VM is gone or can't go on as lost, and end what is left of the VM."""
         log.error("sandbox lost", sandbox=sandbox_id, reason=reason)
         self.live.remove(sandbox_id)
+        await self.telemetry.leave(sandbox_id)
+        self.telemetry.forget(sandbox_id)
         try:
             await self.database.run(
                 lambda c: store.change(

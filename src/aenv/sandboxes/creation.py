@@ -7,37 +7,34 @@ import sqlite3
 import time
 
 from aenv import ids
-from aenv.errors import TemplateNotFound
+from aenv.errors import ResumeRefused
 from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.models import CreateSandbox, Sandbox, Template
 from aenv.sandboxes.states import Operation, State
 from aenv.templates import store as templates_store
-from aenv.templates.service import TemplateService
 
 
 class Creation:
     """Operations that end with a running VM."""
 
-    def __init__(self, core: Core, templates: TemplateService) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._templates = templates
 
     async def create(self, request: CreateSandbox) -> Sandbox:
         """Start a sandbox from a template or snapshot."""
         self._core.check_timeout(request.timeout)
-        template = await self._templates.find(request.template)
 
-        def insert(connection: sqlite3.Connection) -> Sandbox:
-            current = templates_store.get(connection, template.id)
-            if current is None:
-                raise TemplateNotFound(request.template)
-            sandbox = _new(request, current)
+        def insert(connection: sqlite3.Connection) -> tuple[Sandbox, bool]:
+            template = templates_store.resolve(connection, request.template)
+            sandbox = _new(request, template)
             store.insert(connection, sandbox)
-            return sandbox
+            templates_store.note_spawn(connection, template.id, sandbox.started_at)
+            return sandbox, self._core.captures.has_memory(connection, sandbox.capture_id)
 
         async def work() -> Sandbox:
-            return await self.start(await self._core.database.run(insert), hot=True)
+            sandbox, has_memory = await self._core.database.run(insert)
+            return await self.start(sandbox, hot=has_memory)
 
         return await self._core.whole(work())
 
@@ -55,12 +52,22 @@ class Creation:
                 raise
             return await core.publish(sandbox, machine, Operation.CREATE, sandbox.timeout)
 
-    async def resume(self, sandbox_id: str, timeout: float, auto_pause: bool | None) -> Sandbox:
-        """Resume a paused sandbox with a new deadline, holding its lock."""
+    async def resume(
+        self, sandbox_id: str, timeout: float, auto_pause: bool | None, *, memory: bool
+    ) -> Sandbox:
+        """Resume a paused sandbox with a new deadline, holding its lock; without `memory` it is rebooted.
+
+        Raises ResumeRefused if it has a memory that is of no use.
+        """
         core = self._core
         sandbox = await core.claim(sandbox_id, Operation.RESUME)
         try:
-            machine = await core.starter.start(sandbox, hot=False)
+            if memory and sandbox.pause_mode == "full" and not sandbox.memory_is_usable:
+                raise ResumeRefused(
+                    f"the guest agent of sandbox {sandbox_id} didn't answer when it was paused: "
+                    "resume it from its disk, without memory"
+                )
+            machine = await core.starter.start(sandbox, hot=False, reboot=not memory)
         except BaseException:
             await core.unclaim(sandbox_id, Operation.RESUME)
             raise
@@ -81,9 +88,11 @@ def _new(request: CreateSandbox, template: Template) -> Sandbox:
         end_at=now + request.timeout,
         timeout=request.timeout,
         auto_pause=request.auto_pause,
+        auto_pause_memory=request.auto_pause_memory,
         auto_resume=request.auto_resume,
-        resources=template.resources,
-        capture_id=template.capture_id,
+        resources=template.build.resources,
+        capture_id=template.build.capture_id,
+        build_id=template.build.id,
         envd_token=ids.new_token() if request.secure else None,
         traffic_token=ids.new_token() if private else None,
         metadata=request.metadata,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from aenv.guest.client import EnvdClient
 from aenv.sandboxes.machines import Machine
 from aenv.sandboxes.models import Endpoint, Sandbox
 
@@ -27,13 +28,23 @@ class LiveSandboxes:
 
     def add(self, sandbox: Sandbox, machine: Machine) -> None:
         """Open the sandbox's ports to clients."""
-        endpoint = Endpoint(machine.place.slot.host_address, sandbox.envd_token, sandbox.traffic_token)
+        endpoint = Endpoint(
+            machine.place.slot.host_address,
+            sandbox.envd_token,
+            sandbox.traffic_token,
+            mask_host=sandbox.network.get("maskRequestHost"),
+            https_ports=frozenset(sandbox.network.get("httpsPorts", ())),
+        )
         self._entries[sandbox.id] = _Entry(machine, endpoint)
 
     def machine(self, sandbox_id: str) -> Machine | None:
         """The machine, if the sandbox has one."""
         entry = self._entries.get(sandbox_id)
         return None if entry is None else entry.machine
+
+    def guests(self) -> dict[str, EnvdClient]:
+        """The agents of all sandboxes that clients can reach."""
+        return {each: entry.machine.guest for each, entry in self._entries.items() if entry.open}
 
     def endpoint(self, sandbox_id: str) -> Endpoint | None:
         """Where its ports are, if new traffic may go there."""

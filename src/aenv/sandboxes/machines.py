@@ -7,16 +7,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from aenv import ids
-from aenv.errors import StorageFailure
+from aenv.errors import RuntimeFailure, StorageFailure
 from aenv.guest.client import EnvdClient, InitRequest
 from aenv.network.base import NetworkPool
 from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Place, Runtime
 from aenv.sandboxes.models import ENVD_PORT, Sandbox
-from aenv.tasks import finish
+from aenv.tasks import cancel, finish
 
 log = structlog.get_logger()
 
@@ -25,6 +26,13 @@ GUEST_TIMEOUT = 30.0
 
 FREEZE_TIMEOUT = 5.0
 """Seconds that a running guest has to freeze its processes before it counts as unresponsive."""
+
+
+SYNC_TIMEOUT = 50.0
+"""Seconds that a guest has to write everything to its disk: less than an SDK waits for the answer."""
+
+BOOT_TIMEOUT = 50.0
+"""Seconds that a booted guest has to answer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +110,7 @@ class Machines:
         return self._machine(vmm.place, instance)
 
     async def boot(self, spec: BootSpec) -> Machine:
-        """Boot an image and wait for its agent."""
+        """Boot and wait for the agent. Raises GuestUnresponsive, or RuntimeFailure if the VM ends before."""
         place = await self._place()
         try:
             instance = await self._runtime.boot(spec, place)
@@ -111,7 +119,7 @@ class Machines:
             raise
         machine = self._machine(place, instance)
         try:
-            await machine.guest.wait_healthy(GUEST_TIMEOUT)
+            await _answers(machine)
         except BaseException:
             await finish(self.destroy(machine))
             raise
@@ -122,6 +130,19 @@ class Machines:
         await machine.guest.close()
         await machine.instance.stop()
         await self._give_back(machine.place)
+
+
+async def _answers(machine: Machine) -> None:
+    """Wait for the agent of a booting VM, or for the VM's end: its disk may hold no system any more."""
+    healthy = asyncio.ensure_future(machine.guest.wait_healthy(BOOT_TIMEOUT))
+    try:
+        waited: set[asyncio.Future[Any]] = {healthy, machine.instance.ended}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not healthy.done():
+            raise RuntimeFailure(f"the VM ended while it booted: {machine.instance.ended.result()}")
+        healthy.result()
+    finally:
+        await cancel(healthy)
 
 
 def identity(sandbox: Sandbox) -> InitRequest:

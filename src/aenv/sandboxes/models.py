@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from aenv.runtimes.base import Resources
 from aenv.sandboxes.states import State
@@ -18,6 +18,14 @@ ENVD_PORT = 49983
 
 ENVD_VERSION = "0.6.13"
 """The agent's interface version that SDKs see; gates features in them."""
+
+
+PORT_MARK = "${PORT}"
+"""Stands for the sandbox's port in `maskRequestHost`, as in E2B."""
+
+
+PauseMode = Literal["full", "filesystem"]
+"""What a pause keeps: memory and disk, or the disk alone, from which the sandbox is then rebooted."""
 
 
 @dataclass(frozen=True)
@@ -49,38 +57,85 @@ class Sandbox:
     instance_id: str | None = None
     reason: str | None = None
     """Why the sandbox is lost."""
+    build_id: str | None = None
+    """The template's build that it was started from; unknown for records of before there were builds."""
     envd_unresponsive_at_pause: bool = False
+    auto_pause_memory: bool = True
+    """Whether the pause at the deadline keeps the memory."""
+    pause_mode: PauseMode = "full"
+    """What the last pause kept."""
+
+    @property
+    def memory_is_usable(self) -> bool:
+        """Whether a paused sandbox can go on where it was: there is a memory, and its agent answers."""
+        return self.pause_mode == "full" and not self.envd_unresponsive_at_pause
+
+
+@dataclass(frozen=True)
+class Build:
+    """One capture of a template, from an image or a sandbox. It is kept while a tag points to it."""
+
+    id: str
+    """UUID."""
+    capture_id: str
+    resources: Resources
+    created_at: float
+    source_sandbox_id: str | None = None
+    """The sandbox it was taken from: set for snapshots only."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """A name that points to a capture: built from an image, or taken from a sandbox (a snapshot)."""
+    """A template or snapshot, seen at one of its builds."""
 
     id: str
-    build_id: str
-    """UUID; changes when the name gets a new capture."""
     name: str | None
-    capture_id: str
-    resources: Resources
+    namespace: str | None
+    """None for built-in templates, which belong to nobody."""
+    public: bool
     created_at: float
     updated_at: float
-    source_sandbox_id: str | None = None
-    """The sandbox it was taken from: set for snapshots only."""
+    spawn_count: int
+    """Sandboxes started from it so far."""
+    last_spawned_at: float | None
+    build_count: int
+    build: Build
+    tag: str
+    """A tag that points to the build."""
 
     @property
     def is_snapshot(self) -> bool:
         """Whether it was taken from a sandbox."""
-        return self.source_sandbox_id is not None
+        return self.build.source_sandbox_id is not None
 
     @property
     def snapshot_id(self) -> str:
         """What the E2B API calls the snapshot; usable as a template."""
-        return f"{self.name or self.id}:default"
+        return f"{next(iter(self.names), self.id)}:{self.tag}"
 
     @property
     def names(self) -> list[str]:
         """The names by which it can be found, beside its id."""
+        if self.name is None:
+            return []
+        return [self.name if self.namespace is None else f"{self.namespace}/{self.name}"]
+
+    @property
+    def aliases(self) -> list[str]:
+        """The names without their namespace."""
         return [] if self.name is None else [self.name]
+
+
+@dataclass(frozen=True)
+class TagAssignment:
+    """A tag was pointed to a build."""
+
+    id: str
+    """UUID."""
+    tag: str
+    build_id: str
+    assigned_at: float
+    build_created_at: float
 
 
 @dataclass(frozen=True)
@@ -90,6 +145,7 @@ class CreateSandbox:
     template: str
     timeout: float
     auto_pause: bool
+    auto_pause_memory: bool = True
     auto_resume: bool = False
     secure: bool = True
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +170,16 @@ class SandboxFilter:
     """`(started_at, id)` of the last record of the page before."""
 
 
+@dataclass(frozen=True)
+class Census:
+    """How much there is of what, for the server's own metrics."""
+
+    sandboxes: Mapping[str, int]
+    """Sandboxes in each state, those with none included."""
+    spares: Mapping[str, int]
+    """Machines and VMM processes in each pool."""
+
+
 @dataclass(frozen=True, eq=False)
 class Endpoint:
     """Where a running sandbox's ports are, and what its traffic needs."""
@@ -121,5 +187,9 @@ class Endpoint:
     host: str
     envd_token: str | None
     traffic_token: str | None
+    mask_host: str | None = None
+    """What applications see as `Host`, with `${PORT}` for the port; the client's own if None."""
+    https_ports: frozenset[int] = frozenset()
+    """Ports whose servers speak TLS."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the VM stops, is paused or dies: no packet will say so, so streams must be cut then."""

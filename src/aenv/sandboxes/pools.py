@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 import structlog
 
+from aenv import unexpected
+from aenv.errors import AenvError
 from aenv.sandboxes.machines import Machine
 from aenv.tasks import finish
 
@@ -90,6 +92,7 @@ class Pool(Generic[T]):
         self._ready: OrderedDict[str, deque[T]] = OrderedDict()
         self._surplus: list[T] = []
         self._wanted = asyncio.Event()
+        self._filled = asyncio.Event()
 
     def want(self, key: str) -> None:
         """Say that things with this key are in demand."""
@@ -101,6 +104,15 @@ class Pool(Generic[T]):
             _, given_up = self._ready.popitem(last=False)
             self._surplus.extend(given_up)
         self._wanted.set()
+
+    async def first(self, key: str, seconds: float) -> None:
+        """Wait for the first thing with this key, at most so long: without it all works too, only later."""
+        self.want(key)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while key in self._ready and not self._ready[key]:
+                    self._filled.clear()
+                    await self._filled.wait()
 
     def forget(self, key: str) -> None:
         """Say that nothing with this key will be asked for again."""
@@ -138,6 +150,7 @@ class Pool(Generic[T]):
                 while (key := self._short_of()) is not None:
                     await self._activity.quiet()
                     await self._fill(key)
+                    self._filled.set()
                     await self._dispose_surplus()
         finally:
             while self._ready:
@@ -149,7 +162,10 @@ class Pool(Generic[T]):
         try:
             thing = await self._make(key)
         except Exception as error:  # noqa: BLE001 (a pool that can't fill is slow, not broken)
-            log.warning("pool can't be filled", pool=self._name, error=str(error))
+            if isinstance(error, AenvError | OSError):
+                log.warning("pool can't be filled", pool=self._name, error=str(error))
+            else:
+                unexpected.note("pools", "pool can't be filled", error, pool=self._name)
             self.forget(key)  # until it is asked for again
             await asyncio.sleep(RETRY_SECONDS)
             return
@@ -162,8 +178,8 @@ class Pool(Generic[T]):
         while self._surplus:
             try:
                 await finish(self._dispose(self._surplus.pop()))
-            except Exception:  # one that can't be ended mustn't keep the others
-                log.exception("a spare can't be ended", pool=self._name)
+            except Exception as error:  # noqa: BLE001 (one that can't be ended mustn't keep the others)
+                unexpected.note("pools", "a spare can't be ended", error, pool=self._name)
 
 
 class StoppedMachines:

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import structlog
 
-from aenv import ids
 from aenv.errors import AenvError, InvalidRequest, SandboxNotFound
 from aenv.sandboxes import store
 from aenv.sandboxes.branching import Branching
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.creation import Creation
 from aenv.sandboxes.deadlines import Deadlines
-from aenv.sandboxes.models import CreateSandbox, Endpoint, Sandbox, SandboxFilter, Template
+from aenv.sandboxes.idempotency import IdempotencyKeys
+from aenv.sandboxes.models import Census, CreateSandbox, Endpoint, Sandbox, SandboxFilter, Template
 from aenv.sandboxes.states import Operation, State
 from aenv.tasks import finish
-from aenv.templates.service import TemplateService
+from aenv.templates import names
 
 log = structlog.get_logger()
 
@@ -28,17 +28,21 @@ AUTO_RESUME_TIMEOUT = 300.0
 class SandboxService:
     """All operations on the sandboxes of one node; implements `aenv.sandboxes.base.Sandboxes`."""
 
-    def __init__(self, core: Core, templates: TemplateService, max_fork: int) -> None:
+    def __init__(self, core: Core, max_fork: int) -> None:
         self._core = core
         self._max_fork = max_fork
-        self._creation = Creation(core, templates)
+        self._creation = Creation(core)
+        self._keys = IdempotencyKeys(core.database)
         self._branching = Branching(core, self._creation)
         self._deadlines = Deadlines(core, self._expire)
-        self._pauses: dict[str, asyncio.Future[None]] = {}
+        self._pauses: dict[tuple[str, bool], asyncio.Future[None]] = {}
+        """Pauses under way, by sandbox and whether they keep the memory."""
 
-    async def create(self, request: CreateSandbox) -> Sandbox:
+    async def create(self, request: CreateSandbox, key: str | None = None) -> Sandbox:
         """Start a sandbox; see `Sandboxes.create`."""
-        return await self._creation.create(request)
+        if key is None:
+            return await self._creation.create(request)
+        return await self._core.whole(self._keys.once(key, request, self._creation.create))
 
     async def get(self, sandbox_id: str) -> Sandbox:
         """The record of a running or paused sandbox; see `Sandboxes.get`."""
@@ -48,7 +52,15 @@ class SandboxService:
         """One page of records; see `Sandboxes.list`."""
         return await self._core.database.run(lambda c: store.find(c, query))
 
-    async def connect(self, sandbox_id: str, timeout: float) -> tuple[Sandbox, bool]:
+    async def count(self, query: SandboxFilter) -> int:
+        """How many records match; see `Sandboxes.count`."""
+        return await self._core.database.run(lambda c: store.count(c, query))
+
+    async def census(self) -> Census:
+        """How much there is of what; see `Sandboxes.census`."""
+        return Census(await self._core.database.run(store.by_state), self._core.starter.spares())
+
+    async def connect(self, sandbox_id: str, timeout: float, *, memory: bool = True) -> tuple[Sandbox, bool]:
         """Resume if paused, extend the deadline; see `Sandboxes.connect`."""
         self._core.check_timeout(timeout)
 
@@ -56,40 +68,47 @@ class SandboxService:
             async with self._core.locks.hold(sandbox_id):
                 sandbox = await self._core.get(sandbox_id)
                 if sandbox.state is State.PAUSED:
-                    return await self._creation.resume(sandbox_id, timeout, None), True
+                    return await self._creation.resume(sandbox_id, timeout, None, memory=memory), True
                 return await self._deadlines.extend(sandbox, timeout), False
 
         return await self._core.whole(work())
 
-    async def resume(self, sandbox_id: str, timeout: float, auto_pause: bool | None = None) -> Sandbox:
+    async def resume(
+        self, sandbox_id: str, timeout: float, auto_pause: bool | None = None, *, memory: bool = True
+    ) -> Sandbox:
         """Resume a paused sandbox; see `Sandboxes.resume`."""
         self._core.check_timeout(timeout)
 
         async def work() -> Sandbox:
             async with self._core.locks.hold(sandbox_id):
-                return await self._creation.resume(sandbox_id, timeout, auto_pause)
+                return await self._creation.resume(sandbox_id, timeout, auto_pause, memory=memory)
 
         return await self._core.whole(work())
 
-    async def pause(self, sandbox_id: str, *, require_healthy_guest: bool = False) -> None:
+    async def pause(
+        self, sandbox_id: str, *, memory: bool = True, require_healthy_guest: bool = False
+    ) -> None:
         """Capture and stop; see `Sandboxes.pause`."""
-        if (under_way := self._pauses.get(sandbox_id)) is not None:
+        if (under_way := self._pauses.get((sandbox_id, memory))) is not None:
             await asyncio.shield(under_way)
             return
-        await self._core.whole(self._pause(sandbox_id, require_healthy_guest))
+        healthy = require_healthy_guest or not memory
+        await self._core.whole(self._pause(sandbox_id, memory=memory, require_healthy_guest=healthy))
 
-    async def _pause(self, sandbox_id: str, require_healthy_guest: bool, *, if_passed: bool = False) -> None:
+    async def _pause(
+        self, sandbox_id: str, *, memory: bool, require_healthy_guest: bool = False, if_passed: bool = False
+    ) -> None:
         async with self._core.locks.hold(sandbox_id):
             if if_passed and not await self._deadlines.has_passed(sandbox_id):
                 return
             outcome = asyncio.ensure_future(
-                self._branching.pause(sandbox_id, require_healthy_guest=require_healthy_guest)
+                self._branching.pause(sandbox_id, memory=memory, require_healthy_guest=require_healthy_guest)
             )
-            self._pauses[sandbox_id] = outcome
+            self._pauses[sandbox_id, memory] = outcome
             try:
                 await outcome
             finally:
-                del self._pauses[sandbox_id]
+                del self._pauses[sandbox_id, memory]
 
     async def kill(self, sandbox_id: str) -> None:
         """Delete a sandbox; see `Sandboxes.kill`."""
@@ -103,9 +122,11 @@ class SandboxService:
             await core.claim(sandbox_id, Operation.KILL)
             machine = core.live.remove(sandbox_id) or core.starter.stopped.take(sandbox_id)
             try:
+                await core.telemetry.leave(sandbox_id)
                 if machine is not None:
                     await core.machines.destroy(machine)
                 await core.database.run(lambda c: store.delete(c, sandbox_id))
+                core.telemetry.forget(sandbox_id)
             except BaseException:
                 await finish(core.unclaim(sandbox_id, Operation.KILL))
                 raise
@@ -115,7 +136,8 @@ class SandboxService:
         """What happens at a deadline, unless it was moved or something else came first."""
         sandbox = await self._core.database.run(lambda c: store.get(c, sandbox_id))
         if sandbox is not None and sandbox.auto_pause:
-            await self._core.whole(self._pause(sandbox_id, require_healthy_guest=False, if_passed=True))
+            memory = sandbox.auto_pause_memory
+            await self._core.whole(self._pause(sandbox_id, memory=memory, if_passed=True))
         elif sandbox is not None:
             await self._core.whole(self._kill(sandbox_id, if_passed=True))
 
@@ -137,11 +159,10 @@ class SandboxService:
             self._core.check_timeout(timeout)
         return await self._core.whole(self._branching.fork(sandbox_id, count, timeout))
 
-    async def snapshot(self, sandbox_id: str, name: str | None = None) -> Template:
+    async def snapshot(self, sandbox_id: str, name: str | None = None, *, memory: bool = True) -> Template:
         """Take a snapshot of a running sandbox; see `Sandboxes.snapshot`."""
-        if name is not None and not ids.is_name(name):
-            raise InvalidRequest(f"the snapshot name {name!r} is not made of a-z, 0-9, '-' and '_' only")
-        return await self._core.whole(self._branching.snapshot(sandbox_id, name))
+        wanted = None if name is None else names.parse(name)
+        return await self._core.whole(self._branching.snapshot(sandbox_id, wanted, memory=memory))
 
     def live_endpoint(self, sandbox_id: str) -> Endpoint | None:
         """The endpoint if the sandbox runs right now."""
@@ -153,7 +174,8 @@ class SandboxService:
         async with self._core.locks.hold(sandbox_id):
             sandbox = await self._core.get(sandbox_id)
             found = self._core.live.endpoint(sandbox_id)
-        if found is None and sandbox.state is State.PAUSED and sandbox.auto_resume:
+        wakes = sandbox.auto_resume and sandbox.memory_is_usable  # else whoever sent it would meet a reboot
+        if found is None and sandbox.state is State.PAUSED and wakes:
             timeout = max(sandbox.timeout, AUTO_RESUME_TIMEOUT)
             await self.connect(sandbox_id, min(timeout, self._core.max_timeout))
             found = self._core.live.endpoint(sandbox_id)
@@ -170,7 +192,7 @@ class SandboxService:
         core = self._core
         core.closing = True
         await core.tasks.drain()
-        pauses = [core.tasks.start(self._pause(each, require_healthy_guest=False)) for each in core.live]
+        pauses = [core.tasks.start(self._pause(each, memory=True)) for each in core.live]
         if pauses:
             _, late = await asyncio.wait(pauses, timeout=bound)
             for task in late:

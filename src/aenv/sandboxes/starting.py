@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import structlog
 
 from aenv import timings
-from aenv.errors import AenvError, GuestUnresponsive
+from aenv.errors import AenvError, GuestUnresponsive, Overloaded
 from aenv.guest.client import InitRequest
-from aenv.runtimes.base import BareVmm, Capture
+from aenv.runtimes.base import BareVmm, BootSpec, Capture
 from aenv.sandboxes.machines import GUEST_TIMEOUT, Machine, Machines, identity
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.pools import Activity, Pool, StoppedMachines
@@ -20,6 +22,9 @@ log = structlog.get_logger()
 
 KINDS = 4
 """Of how many templates, and of how many memory bases, spare machines are kept."""
+
+RETRY_SECONDS = 2.0
+"""When a start that found the queue full is worth another try."""
 
 REHEARSAL = InitRequest(sandbox_id="warm", template_id="warm", hostname="warm")
 """The identity with which a hot VM rehearses being given one."""
@@ -42,8 +47,11 @@ class Starter:
         hot_vms: int,
         bare_vms: int,
         stopped_vms: int,
+        max_queued: int,
     ) -> None:
         self._machines = machines
+        self._max_queued = max_queued
+        self._queued = 0
         self._captures = captures
         self._examples: dict[str, Capture] = {}
         self.stopped = StoppedMachines(stopped_vms)
@@ -67,6 +75,10 @@ class Starter:
         )
         captures.on_removed = self.hot.forget
 
+    def spares(self) -> dict[str, int]:
+        """How many there are in each pool."""
+        return {"hot": self.hot.count(), "bare": self.bare.count(), "stopped": len(self.stopped)}
+
     async def run(self) -> None:
         """Keep the pools filled until cancelled, then empty them and give up the stopped machines."""
         try:
@@ -77,19 +89,46 @@ class Starter:
             for machine in self.stopped.take_all():
                 await finish(self._machines.destroy(machine))
 
-    async def start(self, sandbox: Sandbox, *, hot: bool) -> Machine:
+    async def start(self, sandbox: Sandbox, *, hot: bool, reboot: bool = False) -> Machine:
         """A running machine in the state of `sandbox.capture_id`, which knows that it is `sandbox`.
 
-        `hot` is for a new sandbox: it allows a hot VM, and asks that there be one next time.
+        `hot` is for a new sandbox: it allows a hot VM, and asks that there be one next time. `reboot` boots
+        from the disk though there may be a memory. Raises Overloaded if too many wait for their turn.
         """
         spare = self.hot.take(sandbox.capture_id) if hot else self.stopped.take(sandbox.id)
-        if spare is not None:
+        if spare is not None and reboot:
+            await self._machines.destroy(spare)
+        elif spare is not None:
             try:
                 return await self._awaken(spare, sandbox)
             except AenvError as error:
                 log.warning("a spare VM didn't come back", sandbox=sandbox.id, error=str(error))
-        async with self._machines.starting:
-            return await self._awaken(await self._restore(sandbox.capture_id), sandbox)
+        async with self._turn():
+            capture = await self._captures.get(sandbox.capture_id)
+            if reboot or not capture.memory:
+                with timings.measure("boot"):
+                    machine = await self._machines.boot(BootSpec(capture, sandbox.resources))
+            else:
+                machine = await self._restore(capture)
+            return await self._awaken(machine, sandbox)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One of the few starts at a time. Those that spare VMs need wait too, but don't count."""
+        starting = self._machines.starting
+        if starting.locked() and self._queued >= self._max_queued:
+            raise Overloaded(
+                f"{self._queued} sandboxes are waiting to be started already", retry_after=RETRY_SECONDS
+            )
+        self._queued += 1
+        try:
+            await starting.acquire()
+        finally:
+            self._queued -= 1
+        try:
+            yield
+        finally:
+            starting.release()
 
     async def _awaken(self, machine: Machine, sandbox: Sandbox) -> Machine:
         """Let the vCPUs run and tell the guest who it is. On failure the machine is destroyed."""
@@ -110,9 +149,8 @@ class Starter:
             raise
         return machine
 
-    async def _restore(self, capture_id: str) -> Machine:
+    async def _restore(self, capture: Capture) -> Machine:
         """A frozen machine in the captured state."""
-        capture = await self._captures.get(capture_id)
         key = self._machines.key(capture)
         self._examples[key] = capture
         vmm = self.bare.take(key)
@@ -124,7 +162,7 @@ class Starter:
 
     async def _make_hot(self, capture_id: str) -> Machine:
         async with self._machines.starting:
-            machine = await self._restore(capture_id)
+            machine = await self._restore(await self._captures.get(capture_id))
             try:
                 await machine.instance.thaw()
                 await machine.guest.wait_healthy(GUEST_TIMEOUT)

@@ -58,9 +58,39 @@ def forget_lost(connection: sqlite3.Connection, before: float) -> None:
 
 def find(connection: sqlite3.Connection, query: SandboxFilter) -> list[Sandbox]:
     """One page of records, ordered by start time and id."""
+    clauses, values = _matching(query)
+    order, beyond = ("ASC", ">") if query.ascending else ("DESC", "<")
+    if query.cursor is not None:
+        clauses.append(f"(started_at, id) {beyond} (?, ?)")
+        values += query.cursor
+    rows = connection.execute(
+        f"SELECT record FROM sandboxes WHERE {' AND '.join(clauses)}"  # noqa: S608 (only placeholders)
+        f" ORDER BY started_at {order}, id {order} LIMIT ?",
+        [*values, query.limit],
+    )
+    return [_read(row) for row in rows]
+
+
+def count(connection: sqlite3.Connection, query: SandboxFilter) -> int:
+    """How many records match, on all pages together."""
+    clauses, values = _matching(query)
+    (number,) = connection.execute(
+        f"SELECT count(*) FROM sandboxes WHERE {' AND '.join(clauses)}",  # noqa: S608 (only placeholders)
+        values,
+    ).fetchone()
+    return int(number)
+
+
+def by_state(connection: sqlite3.Connection) -> dict[str, int]:
+    """How many records there are in each state."""
+    found = connection.execute("SELECT state, count(*) FROM sandboxes GROUP BY state")
+    return {str(state): 0 for state in State} | dict(found.fetchall())
+
+
+def _matching(query: SandboxFilter) -> tuple[list[str], list[object]]:
+    """The conditions of a query, and the values for their placeholders."""
     clauses = [f"state IN ({', '.join('?' * len(query.states))})"]
     values: list[object] = [str(state) for state in query.states]
-    order, beyond = ("ASC", ">") if query.ascending else ("DESC", "<")
     if query.template is not None:
         clauses.append("(template_id = ? OR json_extract(record, '$.alias') = ?)")
         values += [query.template, query.template]
@@ -74,15 +104,7 @@ def find(connection: sqlite3.Connection, query: SandboxFilter) -> list[Sandbox]:
             " AND json_each.value = ?)"
         )
         values += [key, value]
-    if query.cursor is not None:
-        clauses.append(f"(started_at, id) {beyond} (?, ?)")
-        values += query.cursor
-    rows = connection.execute(
-        f"SELECT record FROM sandboxes WHERE {' AND '.join(clauses)}"  # noqa: S608 (only placeholders)
-        f" ORDER BY started_at {order}, id {order} LIMIT ?",
-        [*values, query.limit],
-    )
-    return [_read(row) for row in rows]
+    return clauses, values
 
 
 def in_states(connection: sqlite3.Connection, states: Collection[State]) -> list[Sandbox]:

@@ -26,7 +26,7 @@ _RECORD = TypeAdapter(Capture)
 
 _UNUSED = """
 SELECT id FROM captures WHERE id NOT IN (SELECT capture_id FROM sandboxes WHERE state != 'lost')
-AND id NOT IN (SELECT capture_id FROM templates)
+AND id NOT IN (SELECT capture_id FROM builds WHERE id IN (SELECT build_id FROM current_tags))
 """
 
 
@@ -63,7 +63,7 @@ class Captures:
             Layer(layer.role, layer.path.relative_to(self._home), layer.path.stat().st_size)
             for layer in capture.layers
         )
-        record = Capture(capture.identity, capture.resources, layers)
+        record = Capture(capture.identity, capture.resources, layers, capture.memory)
         connection.execute(
             "INSERT INTO captures (id, record) VALUES (?, ?)",
             (capture_id, _RECORD.dump_json(record).decode()),
@@ -93,7 +93,13 @@ class Captures:
                 raise RuntimeFailure(f"{what} is missing") from error
             if layer.size is not None and size < layer.size:
                 raise RuntimeFailure(f"{what} is damaged: it has {size} bytes instead of {layer.size}")
-        return Capture(record.identity, record.resources, layers)
+        return Capture(record.identity, record.resources, layers, record.memory)
+
+    def has_memory(self, connection: sqlite3.Connection, capture_id: str) -> bool:
+        """Whether a recorded capture can be restored; else it can only be booted from."""
+        query = "SELECT json_extract(record, '$.memory') FROM captures WHERE id = ?"
+        row = connection.execute(query, (capture_id,)).fetchone()
+        return row is None or row[0] != 0
 
     async def sync(self, capture: Capture) -> None:
         """Make the capture's own layers, their names and the records so far survive a power cut."""

@@ -12,10 +12,11 @@ from aenv.errors import RuntimeFailure
 from aenv.images.progress import Progress
 from aenv.runtimes.base import BootSpec, Capture, Resources, Runtime
 from aenv.sandboxes.machines import Machines
-from aenv.sandboxes.models import Template
+from aenv.sandboxes.models import Build, Template
 from aenv.snapshots.captures import Captures
 from aenv.tasks import finish
-from aenv.templates import store
+from aenv.templates import store, tags
+from aenv.templates.names import DEFAULT_TAG
 
 BASE = "base"
 
@@ -31,7 +32,7 @@ async def ensure_base(
     progress: Progress,
 ) -> Template:
     """The `base` template for this runtime and size; made if it isn't there or doesn't fit any more."""
-    known = await database.run(lambda c: store.get(c, BASE))
+    known = await database.run(lambda c: store.get(c, BASE, DEFAULT_TAG))
     if known is not None and await _fits(known, resources, runtime, captures):
         return known
     with progress.step("base template") as line:
@@ -46,19 +47,12 @@ async def ensure_base(
             raise
 
         def record(connection: sqlite3.Connection) -> Template:
-            now = time.time()
-            template = Template(
-                id=ids.new_template_id() if known is None else known.id,
-                build_id=ids.new_build_id(),
-                name=BASE,
-                capture_id=capture_id,
-                resources=resources,
-                created_at=now if known is None else known.created_at,
-                updated_at=now,
-            )
+            template_id = store.add(connection, BASE, None, public=True) if known is None else known.id
+            build = Build(ids.new_build_id(), capture_id, resources, time.time())
             captures.insert(connection, capture_id, capture)
-            store.put(connection, template)
-            return template
+            store.add_build(connection, template_id, build)
+            tags.assign(connection, template_id, [DEFAULT_TAG], build.id)
+            return store.resolve(connection, template_id)
 
         template = await database.run(record)
         await captures.collect()
@@ -68,7 +62,7 @@ async def ensure_base(
 async def _fits(template: Template, resources: Resources, runtime: Runtime, captures: Captures) -> bool:
     """Whether the template can be started, has the size that is asked for and the newest guest."""
     try:
-        capture = await captures.get(template.capture_id)
+        capture = await captures.get(template.build.capture_id)
         runtime.key(capture)
     except RuntimeFailure:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -93,6 +94,22 @@ async def running(settings: Settings, node: Node | None = None) -> AsyncIterator
     finally:
         stop.set()
         await work
+
+
+async def run_program(server: Server, *command: str | Path) -> None:
+    """Run a user's program with access to the server; it must end well."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
+    access = {"E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url, "E2B_API_KEY": server.key}
+    process = await asyncio.create_subprocess_exec(
+        *command, env=kept | access, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), 90)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, output.decode()
 
 
 def is_error(answer: Answer, status: int, *words: str) -> bool:

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from aenv.api.body import MAX_BODY
 from aenv.api.errors import ErrorGuard, error_response, validation_message
-from aenv.errors import Conflict, GuestUnresponsive, Overloaded, RuntimeFailure, ShuttingDown
+from aenv.errors import Conflict, GuestUnresponsive, Overloaded, ResumeRefused, RuntimeFailure, ShuttingDown
 from tests.unit.api.support import Server, is_error
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -101,9 +101,13 @@ async def test_retry_advice(error: Any, status: int, headers: dict[str, str]) ->
     assert advice == headers
 
 
-async def test_error_code() -> None:
-    body = error_response(GuestUnresponsive("no answer")).body
-    assert b'"error_code":"sandbox_snapshot_guest_agent_unresponsive"' in bytes(body)
+@pytest.mark.parametrize(
+    ("error", "status"), [(GuestUnresponsive("no answer"), 500), (ResumeRefused("no answer"), 409)]
+)
+async def test_error_code(error: Any, status: int) -> None:
+    response = error_response(error)
+    assert response.status_code == status
+    assert b'"error_code":"sandbox_snapshot_guest_agent_unresponsive"' in bytes(response.body)
 
 
 async def test_validation_message_is_bounded() -> None:
@@ -127,7 +131,7 @@ async def test_unforeseen_failures_are_500_and_logged(capsys: pytest.CaptureFixt
         return {"type": "http.disconnect"}
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    await ErrorGuard(app.router)(scope, receive, send)
+    await ErrorGuard(app.router, "api")(scope, receive, send)
     assert sent[0]["status"] == 500
     assert b"nobody" not in sent[1]["body"]
     assert "nobody foresaw this" in capsys.readouterr().out

@@ -78,14 +78,11 @@ async def test_info_shows_what_was_asked_for(server: Server) -> None:
         ({"volumeMounts": [{"name": "v", "path": "/m"}]}, "volumeMounts"),
         ({"iam": {"tokens": {"a": {"audience": "x", "tokenType": "JWT-SVID"}}}}, "iam"),
         ({"mcp": {"x": {}}}, "mcp"),
-        ({"autoPauseMemory": False}, "autoPauseMemory"),
         ({"allow_internet_access": False}, "allow_internet_access"),
         ({"network": {"allowOut": ["1.1.1.1"]}}, "network.allowOut"),
         ({"network": {"denyOut": ["0.0.0.0/0"]}}, "network.denyOut"),
         ({"network": {"dnsServers": ["1.1.1.1"]}}, "network.dnsServers"),
         ({"network": {"egressProxy": {"address": "p:1"}}}, "network.egressProxy"),
-        ({"network": {"httpsPorts": [3000]}}, "network.httpsPorts"),
-        ({"network": {"maskRequestHost": "localhost"}}, "network.maskRequestHost"),
         ({"network": {"rules": {"h.com": []}}}, "network.rules"),
     ],
 )
@@ -167,11 +164,44 @@ async def test_resume(server: Server) -> None:
     assert (await server.request("GET", path)).body["lifecycle"]["onTimeout"] == "kill"
 
 
-@pytest.mark.parametrize("route", ["pause", "connect", "resume", "snapshots"])
-async def test_file_system_only_states_are_refused(server: Server, route: str) -> None:
+@pytest.mark.parametrize(
+    "route", ["/v2/sandboxes/{}/connect", "/sandboxes/{}/connect", "/sandboxes/{}/resume"]
+)
+async def test_pause_without_memory(server: Server, route: str) -> None:
     sandbox_id = await server.create()
-    answer = await server.request("POST", f"/sandboxes/{sandbox_id}/{route}", {"memory": False, "timeout": 9})
-    assert is_error(answer, 400, "memory")
+    path = f"/sandboxes/{sandbox_id}"
+    snapshot = await server.request("POST", path + "/snapshots", {"memory": False})
+    assert snapshot.status == 201
+    await server.create(templateID=snapshot.body["snapshotID"])
+    assert (await server.request("POST", path + "/pause", {"memory": False})).status == 204
+    assert is_error(await server.request("POST", path + "/pause", {"memory": False}), 409)
+    assert (await server.request("GET", path)).body["pauseMode"] == "filesystem"
+    listed = await server.request("GET", "/v2/sandboxes?state=paused")
+    assert {item["sandboxID"]: item["pauseMode"] for item in listed.body}[sandbox_id] == "filesystem"
+    for memory in (None, False):
+        resumed = await server.request("POST", route.format(sandbox_id), {"timeout": 60, "memory": memory})
+        assert resumed.status == 201
+        assert resumed.body["envdAccessToken"]
+        info = await server.request("GET", path)
+        assert not {"pauseMode", "envdUnresponsiveAtPause"} & info.body.keys()
+        assert (await server.request("POST", path + "/pause", {"memory": True})).status == 204
+        assert (await server.request("GET", path)).body["pauseMode"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"autoPause": False}, "needs autoPause"),
+        ({"autoPause": True, "autoResume": {"enabled": True}}, "autoResume"),
+    ],
+)
+async def test_a_deadline_without_memory_has_conditions(
+    server: Server, fields: dict[str, Any], word: str
+) -> None:
+    body = {"templateID": "base", "autoPauseMemory": False}
+    for path in ("/sandboxes", "/v2/sandboxes"):
+        assert is_error(await server.request("POST", path, body | fields), 400, "autoPauseMemory", word)
+    await server.create(autoPauseMemory=False, autoPause=True, autoResume={"enabled": False})
 
 
 async def test_timeout_may_shorten_and_refresh_may_not(server: Server) -> None:

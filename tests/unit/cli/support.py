@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ TOKEN = "token-of-envd"
 _PER_HOP = {"Host", "Transfer-Encoding"}
 
 
+def log_entry(when: float, message: str, level: str = "info", logger: str = "process") -> dict[str, Any]:
+    """A log entry as the API gives it; `when` in seconds since the epoch."""
+    stamp = datetime.fromtimestamp(when, UTC).isoformat()
+    return {"timestamp": stamp, "level": level, "message": message, "fields": {"logger": logger}}
+
+
 @dataclass
 class ControlPlane:
     """Sandboxes that all are the envd at `envd_url`. `seen` has the control requests in order."""
@@ -31,6 +38,8 @@ class ControlPlane:
     states: dict[str, str] = field(default_factory=lambda: {"i1": "running", "i2": "paused"})
     seen: list[tuple[str, Any]] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    logs: list[dict[str, Any]] = field(default_factory=list)
     cut: asyncio.Event = field(default_factory=asyncio.Event)
     """Breaks every data connection that is open."""
 
@@ -46,6 +55,8 @@ class ControlPlane:
                 web.get("/snapshots", self._nothing),
                 web.delete("/templates/{id}", self._done),
                 web.get("/sandboxes/{id}", self._info),
+                web.get("/sandboxes/{id}/metrics", self._metrics),
+                web.get("/v2/sandboxes/{id}/logs", self._logs),
                 web.delete("/sandboxes/{id}", self._kill),
                 web.post("/sandboxes/{id}/pause", self._pause),
                 web.post("/sandboxes/{id}/fork", self._fork),
@@ -94,6 +105,16 @@ class ControlPlane:
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response(self._detail(request.match_info["id"]))
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.json_response(self.metrics)
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        """Every entry from the cursor on; one more with each question."""
+        cursor = int(request.query["cursor"]) / 1000
+        self.logs.append(log_entry(1767225600.0 + len(self.logs), f"entry {len(self.logs)}"))
+        found = [e for e in self.logs if datetime.fromisoformat(e["timestamp"]).timestamp() >= cursor]
+        return web.json_response({"logs": found})
 
     async def _kill(self, request: web.Request) -> web.Response:
         del self.states[request.match_info["id"]]

@@ -16,6 +16,12 @@ from tests.unit.cli.support import KEY, Cli, ControlPlane
     ("arguments", "printed", "asked"),
     [
         (["pause", "i1"], "Paused i1", ("POST /sandboxes/i1/pause", {})),
+        (["pause", "i1", "--disk-only"], "Paused i1", ("POST /sandboxes/i1/pause", {"memory": False})),
+        (
+            ["resume", "i2", "--reboot"],
+            "Resumed i2",
+            ("POST /v2/sandboxes/i2/connect", {"timeout": 300, "memory": False}),
+        ),
         (
             ["resume", "i2", "--timeout", "6"],
             "Resumed i2",

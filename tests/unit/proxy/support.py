@@ -7,7 +7,8 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import uvicorn
 from starlette.responses import Response
@@ -32,16 +33,25 @@ class FixedSandboxes:
     def __init__(self) -> None:
         self.live: dict[str, Endpoint] = {ID: Endpoint("127.0.0.1", None, None)}
         self.resumable: dict[str, Endpoint | Exception] = {}
+        self.resumed: list[str] = []
 
     def live_endpoint(self, sandbox_id: str) -> Endpoint | None:
         """As `Sandboxes.live_endpoint`."""
         return self.live.get(sandbox_id)
+
+    async def get(self, sandbox_id: str) -> Any:
+        """As `Sandboxes.get`, as far as the proxy looks."""
+        found = self.resumable.get(sandbox_id, SandboxNotFound(sandbox_id))
+        if isinstance(found, SandboxNotFound):
+            raise found
+        return SimpleNamespace(traffic_token=getattr(found, "traffic_token", None))
 
     async def endpoint(self, sandbox_id: str) -> Endpoint:
         """As `Sandboxes.endpoint`."""
         found = self.resumable.get(sandbox_id, SandboxNotFound(sandbox_id))
         if isinstance(found, Exception):
             raise found
+        self.resumed.append(sandbox_id)
         return found
 
 

@@ -94,6 +94,18 @@ async def test_traffic_token(proxy: Proxy, app_port: int, session: aiohttp.Clien
         assert "secret" not in await response.text()
 
 
+async def test_who_lacks_the_token_wakes_nothing(
+    proxy: Proxy, app_port: int, session: aiohttp.ClientSession
+) -> None:
+    proxy.sandboxes.resumable[OTHER] = Endpoint("127.0.0.1", "envd", "secret")
+    sent = headers(app_port, **{"E2b-Sandbox-Id": OTHER})
+    await check(session, proxy, sent, 403, "e2b-traffic-access-token")
+    assert not proxy.sandboxes.resumed
+    async with session.get(proxy.url, headers=sent | {"e2b-traffic-access-token": "secret"}) as response:
+        assert response.status == 200
+    assert proxy.sandboxes.resumed == [OTHER]
+
+
 async def test_internal_routes_of_envd_are_hidden(proxy: Proxy, session: aiohttp.ClientSession) -> None:
     async with session.post(proxy.url + "/init", headers=headers(ENVD_PORT)) as response:
         assert response.status == 404

@@ -223,32 +223,41 @@ async def test_answer_that_breaks_off_breaks_off(
             await response.read()
 
 
-@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\n\r\nx",
+        b"",
+    ],
+    ids=["chunked", "length", "until the end", "not begun"],
+)
 async def test_streams_are_cut_when_the_vm_stops(
-    proxy: Proxy, session: aiohttp.ClientSession, *, begun: bool
+    proxy: Proxy, session: aiohttp.ClientSession, begun: bytes
 ) -> None:
     arrived = asyncio.Event()
 
     async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_head(reader)
-        if begun:
-            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        writer.write(begun)
         arrived.set()
         await reader.read()
 
     async def stop() -> None:
         await arrived.wait()
-        endpoint = proxy.sandboxes.live.pop(ID)
-        endpoint.gone.set()
+        proxy.sandboxes.live.pop(ID).gone.set()
 
     async with upstream(hangs) as port, asyncio.timeout(10), asyncio.TaskGroup() as group:
-        group.create_task(stop())
-        if begun:
-            async with session.get(proxy.url, headers=headers(port)) as response:
+        if not begun:
+            group.create_task(stop())
+        async with session.get(proxy.url, headers=headers(port)) as response:
+            if begun:
+                assert await response.content.readexactly(1) == b"x"
+                await stop()
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await response.read()
-        else:
-            async with session.get(proxy.url, headers=headers(port)) as response:
+            else:
                 assert response.status == 502
                 assert "was not found" in (await response.json())["message"]
 

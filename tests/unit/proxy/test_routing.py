@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aenv.proxy.routing import BadRoute, Route, find_route
 from aenv.proxy.tokens import INTERNAL_ROUTES, is_internal, may_pass
-from aenv.sandboxes.models import ENVD_PORT, Endpoint
+from aenv.sandboxes.models import ENVD_PORT
 from tests.unit.proxy.support import ID, OTHER
 
 E2B = {"e2b-sandbox-id": ID, "e2b-sandbox-port": "49983"}
@@ -137,4 +137,4 @@ def test_internal_routes_percent_encoded() -> None:
 )
 def test_traffic_token(token: str | None, port: int, given: list[bytes], passes: bool) -> None:
     headers = [(b"e2b-traffic-access-token", value) for value in given]
-    assert may_pass(Endpoint("127.0.0.1", None, token), port, headers) is passes
+    assert may_pass(token, port, headers) is passes

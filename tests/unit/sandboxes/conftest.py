@@ -44,19 +44,19 @@ class Rig:
         assert sandbox.instance_id is not None
         return self.runtime.instances[sandbox.instance_id]
 
-    async def put(self, sandbox_id: str, key: str, value: Any) -> None:
-        url = await self._url(sandbox_id, key)
+    async def put(self, sandbox_id: str, key: str, value: Any, where: str = "memory") -> None:
+        url = await self._url(sandbox_id, key, where)
         async with aiohttp.ClientSession() as session, session.put(url, json=value) as response:
             assert response.status == 204
 
-    async def read(self, sandbox_id: str, key: str) -> Any:
-        url = await self._url(sandbox_id, key)
+    async def read(self, sandbox_id: str, key: str, where: str = "memory") -> Any:
+        url = await self._url(sandbox_id, key, where)
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             return await response.json()
 
-    async def _url(self, sandbox_id: str, key: str) -> str:
+    async def _url(self, sandbox_id: str, key: str, where: str) -> str:
         endpoint = await self.node.sandboxes.endpoint(sandbox_id)
-        return f"http://{endpoint.host}:{PORT}/memory/{key}"
+        return f"http://{endpoint.host}:{PORT}/{where}/{key}"
 
 
 def fake_settings(home: Path, **changes: Any) -> Settings:

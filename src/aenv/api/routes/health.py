@@ -10,7 +10,7 @@ def health_router() -> APIRouter:
     """`GET /health`, open to anybody."""
     router = APIRouter()
 
-    @router.get("/health")
+    @router.get("/health", status_code=204)
     async def health() -> Response:
         return Response(status_code=204)
 

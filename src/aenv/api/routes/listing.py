@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, unquote
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, BeforeValidator
 from starlette.responses import Response
 
 from aenv.api.models import ListedSandbox
@@ -17,8 +18,25 @@ from aenv.errors import InvalidRequest
 from aenv.sandboxes.base import Sandboxes
 from aenv.sandboxes.models import Sandbox, SandboxFilter
 from aenv.sandboxes.states import VISIBLE, State, public_state
+from aenv.templates.names import look_up
+
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 PUBLIC_STATES = ("running", "paused")
+
+
+TOTAL_RUNNING_HEADER = "X-Total-Running"
+"""How many running sandboxes match, on all pages together; absent if only paused ones were asked for."""
+
+
+def _rfc3339(text: str) -> str:
+    if _RFC3339.fullmatch(text) is None:
+        raise ValueError("must be a time like 2026-01-31T12:00:00Z")
+    return text
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_rfc3339)]
+"""pydantic by itself would take a bare number too."""
 
 
 def parse_states(values: Iterable[str]) -> frozenset[State]:
@@ -40,23 +58,33 @@ def parse_metadata(text: str) -> dict[str, str]:
     return {unquote(name): unquote(value) for name, value in pairs}
 
 
+def _template(text: str | None) -> str | None:
+    """The id or alias that a filter means; with a foreign namespace one that nothing has."""
+    if not text:
+        return None
+    name = look_up(text)
+    return text if name is None else name.alias
+
+
 def listing_router(sandboxes: Sandboxes) -> APIRouter:
     """`GET /sandboxes` (running ones, no pages) and `GET /v2/sandboxes`."""
     router = APIRouter()
+    header = {"description": "running sandboxes that match, on all pages", "schema": {"type": "integer"}}
+    totals: dict[int | str, dict[str, Any]] = {200: {"headers": {TOTAL_RUNNING_HEADER: header}}}
 
     @router.get("/sandboxes")
     async def list_v1(metadata: str = "") -> list[ListedSandbox]:
         query = SandboxFilter(states=parse_states(["running"]), metadata=parse_metadata(metadata))
         return [ListedSandbox.of(sandbox) for sandbox in await _every_page(sandboxes, query)]
 
-    @router.get("/v2/sandboxes")
+    @router.get("/v2/sandboxes", responses=totals)
     async def list_v2(
         response: Response,
         *,
         state: Annotated[Sequence[str], Query()] = (),
         metadata: str = "",
         order: Literal["asc", "desc"] = "desc",
-        started_after: Annotated[AwareDatetime | None, Query(alias="startedAfter")] = None,
+        started_after: Annotated[Moment | None, Query(alias="startedAfter")] = None,
         template: str | None = None,
         limit: Limit = MAX_LIMIT,
         next_token: NextToken = None,
@@ -65,7 +93,7 @@ def listing_router(sandboxes: Sandboxes) -> APIRouter:
         query = SandboxFilter(
             states=parse_states(state),
             metadata=parse_metadata(metadata),
-            template=template or None,
+            template=_template(template),
             started_after=None if started_after is None else started_after.timestamp(),
             ascending=ascending,
             limit=limit + 1,  # one more tells whether there is a next page
@@ -75,6 +103,10 @@ def listing_router(sandboxes: Sandboxes) -> APIRouter:
         page = found[:limit]
         if len(found) > limit:
             response.headers[NEXT_TOKEN_HEADER] = Cursor(page[-1].started_at, page[-1].id, ascending).encode()
+        running = query.states & parse_states(["running"])
+        if running:
+            total = await sandboxes.count(replace(query, states=running))
+            response.headers[TOTAL_RUNNING_HEADER] = str(total)
         return [ListedSandbox.of(sandbox) for sandbox in page]
 
     return router

@@ -10,3 +10,4 @@ from pydantic import AfterValidator
 
 SandboxId = Annotated[str, Path(), AfterValidator(unquote)]
 TemplateName = Annotated[str, Path(), AfterValidator(unquote)]
+TagName = Annotated[str, Path(), AfterValidator(unquote)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from aenv.api import unsupported
 from aenv.api.body import json_body
+from aenv.api.idempotency import IdempotencyKey
 from aenv.api.models import (
     ConnectSandbox,
     ConnectSandboxV2,
@@ -26,6 +27,7 @@ from aenv.api.models import (
     StartedSandbox,
 )
 from aenv.api.routes.paths import SandboxId
+from aenv.api.schema import failures
 from aenv.errors import InvalidRequest
 from aenv.sandboxes.base import Sandboxes
 from aenv.sandboxes.models import CreateSandbox
@@ -47,11 +49,19 @@ def _create_request(body: NewSandbox, timeout: int, *, secure: bool, settings: S
     network = {} if body.network is None else body.network.model_dump(by_alias=True, exclude_none=True)
     if network.get("allowPublicTraffic") is False and not secure:
         raise InvalidRequest("network.allowPublicTraffic: false needs a secure sandbox")
+    auto_pause = settings.auto_pause if body.auto_pause is None else body.auto_pause
+    auto_resume = body.auto_resume is not None and body.auto_resume.enabled
+    keeps_memory = body.auto_pause_memory is not False
+    if not keeps_memory and not auto_pause:
+        raise InvalidRequest("autoPauseMemory: false needs autoPause")
+    if not keeps_memory and auto_resume:
+        raise InvalidRequest("autoPauseMemory: false and autoResume exclude each other")
     return CreateSandbox(
         template=body.template_id,
         timeout=timeout,
-        auto_pause=settings.auto_pause if body.auto_pause is None else body.auto_pause,
-        auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
+        auto_pause=auto_pause,
+        auto_pause_memory=keeps_memory,
+        auto_resume=auto_resume,
         secure=secure,
         metadata=body.metadata or {},
         env=body.env_vars or {},
@@ -63,6 +73,10 @@ def _create_request(body: NewSandbox, timeout: int, *, secure: bool, settings: S
 def starting_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
     """Routes that answer with a sandbox to work with: create, connect, resume, fork."""
     router = APIRouter()
+    resumed: dict[int | str, dict[str, Any]] = {
+        200: {"description": "It was running."},
+        201: {"description": "It was paused and has been resumed.", "model": StartedSandbox},
+    }
 
     def checked(value: int | None, default: int) -> int:
         return _checked_timeout(value, default, settings)
@@ -70,24 +84,27 @@ def starting_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
     async def connected(
         sandbox_id: str, timeout: int, memory: bool | None, response: Response
     ) -> StartedSandbox:
-        unsupported.check_memory(memory)
-        sandbox, resumed = await sandboxes.connect(sandbox_id, timeout)
-        response.status_code = 201 if resumed else 200
-        return StartedSandbox.of(sandbox, settings.domain)
+        sandbox, was_paused = await sandboxes.connect(sandbox_id, timeout, memory=memory is not False)
+        response.status_code = 201 if was_paused else 200
+        return StartedSandbox.of(sandbox, settings.public_domain)
 
-    @router.post("/v2/sandboxes", status_code=201)
-    async def create_v2(body: Annotated[NewSandbox, Depends(json_body(NewSandbox))]) -> StartedSandbox:
+    @router.post("/v2/sandboxes", status_code=201, responses=failures(404, 503))
+    async def create_v2(
+        body: Annotated[NewSandbox, Depends(json_body(NewSandbox))], key: IdempotencyKey
+    ) -> StartedSandbox:
         timeout = checked(body.timeout, settings.default_timeout)
         request = _create_request(body, timeout, secure=True, settings=settings)
-        return StartedSandbox.of(await sandboxes.create(request), settings.domain)
+        return StartedSandbox.of(await sandboxes.create(request, key), settings.public_domain)
 
-    @router.post("/sandboxes", status_code=201)
-    async def create_v1(body: Annotated[NewSandbox, Depends(json_body(NewSandbox))]) -> StartedSandbox:
+    @router.post("/sandboxes", status_code=201, responses=failures(404, 503))
+    async def create_v1(
+        body: Annotated[NewSandbox, Depends(json_body(NewSandbox))], key: IdempotencyKey
+    ) -> StartedSandbox:
         timeout = checked(body.timeout, settings.default_timeout_v1)
         request = _create_request(body, timeout, secure=bool(body.secure), settings=settings)
-        return StartedSandbox.of(await sandboxes.create(request), settings.domain)
+        return StartedSandbox.of(await sandboxes.create(request, key), settings.public_domain)
 
-    @router.post("/v2/sandboxes/{sandbox_id}/connect")
+    @router.post("/v2/sandboxes/{sandbox_id}/connect", responses=resumed)
     async def connect_v2(
         sandbox_id: SandboxId,
         body: Annotated[ConnectSandboxV2, Depends(json_body(ConnectSandboxV2))],
@@ -96,7 +113,7 @@ def starting_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
         timeout = checked(body.timeout, settings.default_timeout)
         return await connected(sandbox_id, timeout, body.memory, response)
 
-    @router.post("/sandboxes/{sandbox_id}/connect")
+    @router.post("/sandboxes/{sandbox_id}/connect", responses=resumed)
     async def connect_v1(
         sandbox_id: SandboxId,
         body: Annotated[ConnectSandbox, Depends(json_body(ConnectSandbox))],
@@ -109,10 +126,10 @@ def starting_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
     async def resume(
         sandbox_id: SandboxId, body: Annotated[ResumeSandbox, Depends(json_body(ResumeSandbox))]
     ) -> StartedSandbox:
-        unsupported.check_memory(body.memory)
         timeout = checked(body.timeout, settings.default_timeout_v1)
-        sandbox = await sandboxes.resume(sandbox_id, timeout, body.auto_pause)
-        return StartedSandbox.of(sandbox, settings.domain)
+        memory = body.memory is not False
+        sandbox = await sandboxes.resume(sandbox_id, timeout, body.auto_pause, memory=memory)
+        return StartedSandbox.of(sandbox, settings.public_domain)
 
     @router.post("/sandboxes/{sandbox_id}/fork", status_code=201)
     async def fork(
@@ -123,7 +140,7 @@ def starting_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
             raise InvalidRequest(f"count: {limit}, not {body.count}")
         timeout = None if body.timeout is None else checked(body.timeout, settings.default_timeout)
         results = await sandboxes.fork(sandbox_id, body.count, timeout)
-        return [ForkResult.of(result, settings.domain) for result in results]
+        return [ForkResult.of(result, settings.public_domain) for result in results]
 
     return router
 
@@ -134,7 +151,7 @@ def changing_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
 
     @router.get("/sandboxes/{sandbox_id}")
     async def info(sandbox_id: SandboxId) -> SandboxDetail:
-        return SandboxDetail.describe(await sandboxes.get(sandbox_id), settings.domain)
+        return SandboxDetail.describe(await sandboxes.get(sandbox_id), settings.public_domain)
 
     @router.delete("/sandboxes/{sandbox_id}", status_code=204)
     async def kill(sandbox_id: SandboxId) -> None:
@@ -158,15 +175,18 @@ def changing_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
     async def pause(
         sandbox_id: SandboxId, body: Annotated[PauseSandbox, Depends(json_body(PauseSandbox))]
     ) -> None:
-        unsupported.check_memory(body.memory)
-        await sandboxes.pause(sandbox_id, require_healthy_guest=bool(body.require_healthy_guest))
+        await sandboxes.pause(
+            sandbox_id,
+            memory=body.memory is not False,
+            require_healthy_guest=bool(body.require_healthy_guest),
+        )
 
     @router.post("/sandboxes/{sandbox_id}/snapshots", status_code=201)
     async def snapshot(
         sandbox_id: SandboxId, body: Annotated[NewSnapshot, Depends(json_body(NewSnapshot))]
     ) -> SnapshotInfo:
-        unsupported.check_memory(body.memory)
-        return SnapshotInfo.of(await sandboxes.snapshot(sandbox_id, body.name))
+        memory = body.memory is not False
+        return SnapshotInfo.of(await sandboxes.snapshot(sandbox_id, body.name, memory=memory))
 
     @router.put("/sandboxes/{sandbox_id}/network", status_code=204)
     async def network(

@@ -12,11 +12,13 @@ from aenv.api.paging import MAX_LIMIT, NEXT_TOKEN_HEADER, Limit, NextToken, newe
 from aenv.api.routes.paths import TemplateName
 from aenv.errors import SnapshotNotFound, TemplateNotFound
 from aenv.sandboxes.base import Templates
+from aenv.sandboxes.models import Template
+from aenv.templates.names import Name, look_up
 
 
-def bare_name(text: str) -> str:
-    """`name` of `namespace/name:tag`: this server has one namespace and one tag."""
-    return text.rsplit("/", 1)[-1].split(":", 1)[0]
+def _has_name(snapshot: Template, name: Name) -> bool:
+    """Whether the snapshot's build has this name, under this tag if there is one."""
+    return name.alias in {snapshot.id, snapshot.name} and name.tag in {None, snapshot.tag}
 
 
 def snapshots_router(templates: Templates) -> APIRouter:
@@ -31,14 +33,16 @@ def snapshots_router(templates: Templates) -> APIRouter:
         limit: Limit = MAX_LIMIT,
         next_token: NextToken = None,
     ) -> list[SnapshotInfo]:
-        wanted = bare_name(name) if name else None
+        wanted = look_up(name) if name else None
         matching = [
             snapshot
             for snapshot in await templates.list(snapshots=True)
-            if (not sandbox_id or snapshot.source_sandbox_id == sandbox_id)
-            and (wanted is None or wanted == snapshot.id or wanted in snapshot.names)
+            if (not sandbox_id or snapshot.build.source_sandbox_id == sandbox_id)
+            and (not name or (wanted is not None and _has_name(snapshot, wanted)))
         ]
-        page, token = newest_first(matching, lambda s: (s.created_at, s.id), limit=limit, token=next_token)
+        page, token = newest_first(
+            matching, lambda s: (s.build.created_at, s.build.id), limit=limit, token=next_token
+        )
         if token is not None:
             response.headers[NEXT_TOKEN_HEADER] = token
         return [SnapshotInfo.of(snapshot) for snapshot in page]

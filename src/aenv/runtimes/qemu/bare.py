@@ -73,7 +73,7 @@ class QemuBareVmm:
         layers = QemuLayers.of(capture)
         await asyncio.to_thread(layers.check_files)
         disk_bytes = capture.resources.disk_mib << 20
-        disk = InstanceDisk(self.place.folder, disk_bytes, layers.disk_base, layers.disk_overlays)
+        disk = InstanceDisk(self.place.folder, disk_bytes, layers.disk)
         # The memory must be whole before the devices: virtio reads its rings while its state is loaded.
         loop = asyncio.get_running_loop()
         loading = loop.run_in_executor(self._workers, self._load_memory, capture, layers, state)

@@ -8,19 +8,19 @@ from pathlib import Path
 from aenv.disks.chain import chain, fresh_overlay, root_over
 from aenv.disks.qcow2 import create_overlay
 from aenv.runtimes.qemu.blocking import to_the_end
+from aenv.runtimes.qemu.layers import DiskLayers
 from aenv.runtimes.qemu.process import VmProcess
 
 
 class InstanceDisk:
     """Keeps the overlays an instance writes, in its folder, until the folder is removed.
 
-    `inherited` are the sealed overlays of the capture it started from, oldest first, over the raw image
-    `base`. Overlays that are sealed here get hard links in captures; the instance keeps its own, so that it
+    `inherited` is the disk it started from: a raw image, alone or under the sealed overlays of a capture.
+    Overlays that are sealed here get hard links in captures; the instance keeps its own, so that it
     doesn't depend on captures that are deleted while it runs.
     """
 
-    def __init__(self, folder: Path, size: int, base: Path, inherited: tuple[Path, ...]) -> None:
-        self.base = base
+    def __init__(self, folder: Path, size: int, inherited: DiskLayers) -> None:
         self.inherited = inherited
         self.sealed: list[Path] = []
         self._folder = folder
@@ -33,7 +33,7 @@ class InstanceDisk:
     def create(self) -> dict[str, object]:
         """Make the first overlay and return the node of the whole chain. Blocking; raises OSError."""
         self._top, self._top_path = self._new_overlay()
-        return chain(self._top, self._top_path, self.inherited, self.base)
+        return chain(self._top, self._top_path, self.inherited.overlays, self.inherited.base)
 
     @property
     def top(self) -> str:

@@ -13,7 +13,7 @@ from aenv.memory.live import MemoryCopy, save_memory
 from aenv.runtimes.base import Capture, Place, Resources, RuntimeIdentity
 from aenv.runtimes.qemu.blocking import to_the_end, together
 from aenv.runtimes.qemu.disk import InstanceDisk
-from aenv.runtimes.qemu.layers import QemuLayers, publish
+from aenv.runtimes.qemu.layers import DiskLayers, QemuLayers, publish
 from aenv.runtimes.qemu.process import VmProcess
 
 
@@ -68,14 +68,14 @@ class QemuInstance:
             self._process.check()
             await self._thaw()
 
-    async def capture(self, folder: Path, *, thaw: bool = False) -> Capture:
+    async def capture(self, folder: Path, *, thaw: bool = False, memory: bool = True) -> Capture:
         """Write memory, device state and disk into `folder`; see `aenv.runtimes.base.Instance.capture`."""
         async with self._busy:
             self._process.check()
             if not self._frozen:
                 raise RuntimeFailure("a capture needs a frozen instance")
             try:
-                return await self._capture(folder, thaw=thaw)
+                return await self._capture(folder, thaw=thaw, memory=memory)
             except (OSError, RuntimeFailure) as error:
                 self._process.check()
                 if isinstance(error, RuntimeFailure):
@@ -102,17 +102,19 @@ class QemuInstance:
         await self._process.execute(command)
         self._frozen = frozen
 
-    async def _capture(self, folder: Path, *, thaw: bool) -> Capture:
+    async def _capture(self, folder: Path, *, thaw: bool, memory: bool) -> Capture:
         loop = asyncio.get_running_loop()
-        state = folder / "device-state"
-        copying = loop.run_in_executor(self._workers, self._save_memory, folder)
-        copy, _ = await together(copying, self._save_devices(state))
+        copy = None
+        if memory:
+            copying = loop.run_in_executor(self._workers, self._save_memory, folder)
+            copy, _ = await together(copying, self._save_devices(folder / "device-state"))
         await self._disk.seal(self._process)
         overlays = tuple(self._disk.sealed)
         if thaw:
             await self._thaw()
-        finishing = loop.run_in_executor(self._workers, self._finish, folder, copy, overlays)
-        return Capture(self._identity, self.resources, (await to_the_end(finishing)).layers())
+        disk = await to_the_end(loop.run_in_executor(self._workers, self._finish, folder, copy, overlays))
+        layers = self._whole(folder, disk).layers() if memory else disk.layers()
+        return Capture(self._identity, self.resources, layers, memory)
 
     def _save_memory(self, folder: Path) -> MemoryCopy | None:
         if self._booted:
@@ -121,18 +123,22 @@ class QemuInstance:
         copy = save_memory(self.pid, self._memory, self.resources.memory_mib << 20, folder / "memory-delta")
         return copy if isinstance(copy, MemoryCopy) else None
 
-    def _finish(self, folder: Path, copy: MemoryCopy | None, overlays: tuple[Path, ...]) -> QemuLayers:
+    def _finish(self, folder: Path, copy: MemoryCopy | None, overlays: tuple[Path, ...]) -> DiskLayers:
+        """Write what is left to write, in a thread."""
         if copy is not None:
             copy.save(folder / "memory-delta")
         published = [folder / path.name for path in overlays]
         for path, target in zip(overlays, published, strict=True):
             publish(path, target)
+        inherited = self._disk.inherited
+        return DiskLayers(inherited.base, (*inherited.overlays, *published))
+
+    def _whole(self, folder: Path, disk: DiskLayers) -> QemuLayers:
         return QemuLayers(
             memory_base=folder / "memory-base" if self._booted else self._memory,
             memory_delta=None if self._booted else folder / "memory-delta",
             device_state=folder / "device-state",
-            disk_base=self._disk.base,
-            disk_overlays=(*self._disk.inherited, *published),
+            disk=disk,
         )
 
     async def _save_devices(self, state: Path) -> None:

@@ -19,30 +19,49 @@ DISK_OVERLAY: Final = "disk-overlay"
 
 
 @dataclass(frozen=True)
+class DiskLayers:
+    """The disk of a capture: what a boot needs of it."""
+
+    base: Path
+    overlays: tuple[Path, ...]
+    """Sealed overlays, oldest first."""
+
+    @classmethod
+    def of(cls, capture: Capture) -> DiskLayers:
+        """Pick a capture's disk. Raises RuntimeFailure if it has none."""
+        bases = [layer.path for layer in capture.layers if layer.role == DISK_BASE]
+        if not bases:
+            raise RuntimeFailure(f"the capture has no layer {DISK_BASE}")
+        return cls(bases[0], tuple(layer.path for layer in capture.layers if layer.role == DISK_OVERLAY))
+
+    def layers(self) -> tuple[Layer, ...]:
+        """As layers of a capture, lowest first."""
+        return (Layer(DISK_BASE, self.base), *(Layer(DISK_OVERLAY, path) for path in self.overlays))
+
+
+@dataclass(frozen=True)
 class QemuLayers:
-    """A capture's files by what they are. `memory_delta` is missing right after a first boot."""
+    """The files of a whole capture by what they are. `memory_delta` is missing right after a boot."""
 
     memory_base: Path
     memory_delta: Path | None
     device_state: Path
-    disk_base: Path
-    disk_overlays: tuple[Path, ...]
-    """Sealed overlays, oldest first."""
+    disk: DiskLayers
 
     @classmethod
     def of(cls, capture: Capture) -> QemuLayers:
         """Sort a capture's layers. Raises RuntimeFailure if one is missing or unknown."""
+        if not capture.memory:
+            raise RuntimeFailure("the capture holds a disk only: it can be booted, not restored")
         files: dict[str, list[Path]] = {}
         for layer in capture.layers:
             files.setdefault(layer.role, []).append(layer.path)
-        overlays = tuple(files.pop(DISK_OVERLAY, ()))
         try:
             result = cls(
                 memory_base=files.pop(MEMORY_BASE)[0],
                 memory_delta=files.pop(MEMORY_DELTA, [None])[0],
                 device_state=files.pop(DEVICE_STATE)[0],
-                disk_base=files.pop(DISK_BASE)[0],
-                disk_overlays=overlays,
+                disk=DiskLayers(files.pop(DISK_BASE)[0], tuple(files.pop(DISK_OVERLAY, ()))),
             )
         except KeyError as error:
             raise RuntimeFailure(f"the capture has no layer {error.args[0]}") from error
@@ -57,8 +76,7 @@ class QemuLayers:
             Layer(MEMORY_BASE, self.memory_base),
             *delta,
             Layer(DEVICE_STATE, self.device_state),
-            Layer(DISK_BASE, self.disk_base),
-            *(Layer(DISK_OVERLAY, path) for path in self.disk_overlays),
+            *self.disk.layers(),
         )
 
     def check_files(self) -> None:

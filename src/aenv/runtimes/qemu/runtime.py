@@ -22,7 +22,7 @@ from aenv.runtimes.qemu.command import Machine, arguments
 from aenv.runtimes.qemu.disk import InstanceDisk
 from aenv.runtimes.qemu.host import find_qemu, host_cpu, kvm_works
 from aenv.runtimes.qemu.instance import QemuInstance
-from aenv.runtimes.qemu.layers import QemuLayers
+from aenv.runtimes.qemu.layers import DiskLayers, QemuLayers
 from aenv.runtimes.qemu.process import VmProcess
 from aenv.runtimes.qemu.tsc import measure_tsc_khz
 
@@ -76,15 +76,16 @@ class QemuRuntime:
         return cls(Machine(binary, accel, model, tb_size_mib, tsc_khz, dns, bundle), identity, open_tap)
 
     async def boot(self, spec: BootSpec, place: Place) -> QemuInstance:
-        """Boot `spec.image` for the first time; its memory is a file in the instance's folder."""
+        """Boot from `spec.disk`; the memory is a file in the instance's folder."""
         disk_bytes = spec.resources.disk_mib << 20
-        disk = InstanceDisk(place.folder, disk_bytes, spec.image, ())
+        layers = self._disk_of(spec.disk)
+        disk = InstanceDisk(place.folder, disk_bytes, layers)
         memory = place.folder / "memory"
 
         def prepare() -> dict[str, object]:
-            if spec.image.stat().st_size > disk_bytes:
+            if layers.base.stat().st_size > disk_bytes:
                 raise InvalidRequest(
-                    f"the image {spec.image} is larger than a disk of {spec.resources.disk_mib} MiB"
+                    f"the image {layers.base} is larger than a disk of {spec.resources.disk_mib} MiB"
                 )
             descriptor = os.open(memory, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
@@ -176,6 +177,15 @@ class QemuRuntime:
                 await process.stop()
                 raise
         return process
+
+    def _disk_of(self, source: Path | Capture) -> DiskLayers:
+        if isinstance(source, Path):
+            return DiskLayers(source, ())
+        if source.identity.vmm != self.identity.vmm:
+            raise RuntimeFailure(
+                f"the disk of a capture made by {source.identity.vmm} can't be booted by qemu"
+            )
+        return DiskLayers.of(source)
 
     def _check_identity(self, identity: RuntimeIdentity) -> None:
         """Equal but for the guest kernel, which is in the memory and needs no file any more, and for the TSC,
