@@ -101,6 +101,9 @@ class Starter:
         elif spare is not None:
             try:
                 return await self._awaken(spare, sandbox)
+            except GuestUnresponsive:
+                if not hot:
+                    raise  # the same state is on disk: its agent wouldn't answer from there either
             except AenvError as error:
                 log.warning("a spare VM didn't come back", sandbox=sandbox.id, error=str(error))
         async with self._turn():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -15,7 +14,7 @@ from aenv import unexpected
 from aenv.errors import AenvError
 from aenv.guest.client import EnvdClient
 from aenv.guest.reports import JournalPage, Level
-from aenv.tasks import TaskSet
+from aenv.tasks import TaskSet, finish
 from aenv.telemetry.history import Histories, Sample
 from aenv.telemetry.logs import LogEntry, LogFile, Position
 
@@ -36,7 +35,8 @@ MOST_PAGES = 12
 FRESH_SECONDS = 1.0
 """A sample younger than this is never taken again on demand."""
 
-T = TypeVar("T")
+Work = Callable[[str, EnvdClient], Coroutine[Any, Any, None]]
+"""Something to do with the guest of the sandbox with that id."""
 
 
 class Telemetry:
@@ -99,9 +99,7 @@ class Telemetry:
 
     async def collect(self, sandbox_id: str) -> None:
         """Collect the log of a guest that is about to stop, if that doesn't hold it up."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_LOOK_SECONDS):
-                await self._joined("logs", sandbox_id, self._collect)
+        await self._joined("logs", sandbox_id, self._collect, LAST_LOOK_SECONDS)
 
     async def leave(self, sandbox_id: str) -> None:
         """Give up what is being asked of a guest whose VM is about to stop, and its client to close."""
@@ -140,10 +138,11 @@ class Telemetry:
         if newest is None or time.time() - newest.time > max(FRESH_SECONDS, 2 * self._interval):
             await self._joined("metrics", sandbox_id, self._sample)
 
-    async def _joined(
-        self, what: str, sandbox_id: str, work: Callable[[str, EnvdClient], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Do `work` with a guest unless it is under way already; then wait for that. Failures are logged."""
+    async def _joined(self, what: str, sandbox_id: str, work: Work, patience: float | None = None) -> None:
+        """Do `work` with a guest unless it is under way already; then wait for that. Failures are logged.
+
+        With `patience`, it is given up after so many seconds, whoever else waits for it.
+        """
         key = (what, sandbox_id)
         if (task := self._under_way.get(key)) is None:
             if (guest := self._guests().get(sandbox_id)) is None:
@@ -151,7 +150,10 @@ class Telemetry:
             task = self._tasks.start(self._bounded(what, sandbox_id, work(sandbox_id, guest)))
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        await asyncio.shield(task)
+        _, late = await asyncio.wait([task], timeout=patience)
+        if late:
+            task.cancel()
+            await asyncio.wait(late)
 
     async def _bounded(self, what: str, sandbox_id: str, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -176,10 +178,10 @@ class Telemetry:
             return
         async with file.lock:
             for _ in range(MOST_PAGES):
-                position = await asyncio.to_thread(file.position)
+                position = await finish(asyncio.to_thread(file.position))
                 page = await guest.logs(position.journal, position.sequence, timeout=GUEST_SECONDS)
                 entries = _news(page, position)
-                await asyncio.to_thread(file.append, entries)
+                await finish(asyncio.to_thread(file.append, entries))  # a thread can't be cancelled
                 if not (page.more and entries):
                     return
 

@@ -154,6 +154,22 @@ async def test_a_sampler_collects_by_itself_and_a_pause_collects_what_is_left(tm
         assert await _messages(rig, sandbox.id) == ["at the end"]
 
 
+async def test_a_guest_that_does_not_answer_holds_no_pause_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LAST_LOOK_SECONDS", 0.1)
+    async with running(tmp_path) as rig:
+        sandbox = await rig.create()
+        guest = await _guest(rig, sandbox.id)
+        guest.responsive.clear()
+        telemetry = rig.node.telemetry
+        asked = asyncio.create_task(telemetry.logs(sandbox.id))
+        async with asyncio.timeout(1):
+            await telemetry.collect(sandbox.id)
+            assert [entry.logger for entry in await asked] == ["sandbox"]
+        guest.responsive.set()
+
+
 async def test_logs_survive_a_restart_and_go_on(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         sandbox = await rig.create()
