@@ -101,10 +101,9 @@ class Starter:
         elif spare is not None:
             try:
                 return await self._awaken(spare, sandbox)
-            except GuestUnresponsive:
-                if not hot:
-                    raise  # the same state is on disk: its agent wouldn't answer from there either
             except AenvError as error:
+                if isinstance(error, GuestUnresponsive) and not hot:
+                    raise  # the same state is on disk: its agent wouldn't answer from there either
                 log.warning("a spare VM didn't come back", sandbox=sandbox.id, error=str(error))
         async with self._turn():
             capture = await self._captures.get(sandbox.capture_id)
