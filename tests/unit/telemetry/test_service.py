@@ -99,7 +99,7 @@ async def test_a_guest_that_never_answers_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "GUEST_SECONDS", 0.2)
-    async with running(tmp_path, metrics_interval=QUICK) as rig:
+    async with running(tmp_path, metrics_interval=0) as rig:
         silent, good = await rig.create(), await rig.create()
         (await _guest(rig, silent.id)).responsive.clear()
         telemetry = rig.node.telemetry
