@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from tests.sdk.client import Client, Loop
-from tests.server import STATE, Server, free_port, running_server
+from tests.server import free_port, home, running_server, Server
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A server with real VMs, at an address and by a domain."""
-    with running_server(STATE / "home", domain=f"sb.test:{free_port()}", metrics_interval=3) as server:
+    with running_server(home("sdk"), domain=f"sb.test:{free_port()}", metrics_interval=3) as server:
         yield server
 
 
-@pytest.fixture(scope="module", params=["sync", "async"])
+@pytest.fixture(scope="module", params=["sync", pytest.param("async", marks=pytest.mark.long)])
 def client(request: pytest.FixtureRequest, server: Server) -> Iterator[Client]:
     """The Python SDK, each half of it once."""
     if request.param == "sync":

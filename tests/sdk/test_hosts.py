@@ -45,7 +45,7 @@ def run(finding: list[str], command: Sequence[str | Path], server: Server) -> st
     ("python", "errors"),
     [
         (Path(sys.executable), ["SandboxNotRunningException"]),
-        (SDKS / "python-2.45.1" / "bin" / "python", ["TimeoutException"]),
+        pytest.param(SDKS / "python-2.45.1" / "bin" / "python", ["TimeoutException"], marks=pytest.mark.long),
     ],
     ids=["2.63.0", "2.45.1"],
 )
