@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.sdk.client import Client, Loop
-from tests.server import free_port, home, running_server, Server
+from tests.server import Server, free_port, home, running_server
 
 
 @pytest.fixture(scope="session")
