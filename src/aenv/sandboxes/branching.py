@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -42,15 +43,8 @@ class Branching:
         machine = await core.machine_of(sandbox)
         core.live.close(sandbox_id)
         await core.telemetry.leave(sandbox_id)
-        try:
-            captured = await capturing.take(
-                machine, core.captures, memory=memory, require_healthy_guest=require_healthy_guest
-            )
-        except BaseException as error:
-            await finish(self._go_on(sandbox, machine, Operation.PAUSE, error))
-            raise
 
-        def record(connection: sqlite3.Connection) -> None:
+        def record(connection: sqlite3.Connection, captured: Captured) -> None:
             core.captures.insert(connection, captured.id, captured.capture)
             store.change(
                 connection,
@@ -65,8 +59,11 @@ class Branching:
             )
 
         try:
+            captured = await capturing.take(
+                machine, core.captures, memory=memory, require_healthy_guest=require_healthy_guest
+            )
             async with self._kept(captured):
-                await core.database.run(record)
+                await core.database.run(functools.partial(record, captured=captured))
         except BaseException as error:
             await finish(self._go_on(sandbox, machine, Operation.PAUSE, error))
             raise
