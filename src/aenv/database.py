@@ -7,13 +7,13 @@ between its statements. Once begun it ends, even if the caller is cancelled.
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from aenv.durable import sync
 from aenv.errors import HostNotReady, StorageFailure
 
 T = TypeVar("T")
@@ -158,21 +158,12 @@ class Database:
 
         They are in SQLite's write-ahead log until it has moved them, durably, into the database itself.
         """
-        await asyncio.to_thread(flush_file, self._log)
+        await asyncio.to_thread(sync, self._log)
 
     async def close(self) -> None:
         """Close the connection after what is queued."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown()
-
-
-def flush_file(path: Path) -> None:
-    """Force a file, or the names in a folder, to the device. Blocking. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -20,13 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from aenv.durable import sync
 from aenv.errors import HostNotReady
 from aenv.images.cpio import CpioWriter
 from aenv.images.kernel import Kernel, fetch_kernel
 from aenv.images.locks import exclusive
 from aenv.images.progress import Progress
 from aenv.images.requirements import require
-from aenv.images.scratch import publish, remove_leftovers, scratch_folder, sync, temporary
+from aenv.images.scratch import publish, remove_leftovers, scratch_folder, temporary
 from aenv.images.sealed import read_sealed, seal
 
 _KERNEL = "kernel"

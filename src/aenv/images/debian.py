@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from aenv.durable import sync
 from aenv.errors import HostNotReady
 from aenv.images import basetree, ext4
 from aenv.images.apt import KEYRING, AptSettings, host_settings
@@ -15,7 +16,7 @@ from aenv.images.commands import run
 from aenv.images.locks import exclusive
 from aenv.images.progress import Progress
 from aenv.images.requirements import require
-from aenv.images.scratch import publish, remove_leftovers, scratch_folder, sync
+from aenv.images.scratch import publish, remove_leftovers, scratch_folder
 
 RELEASE = "bookworm"
 

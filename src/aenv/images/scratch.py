@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+
+from aenv.durable import sync
 
 _PREFIX = ".tmp-"
 
@@ -45,12 +46,3 @@ def publish(made: Path, target: Path) -> None:
         shutil.rmtree(target)
     made.replace(target)
     sync(target.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

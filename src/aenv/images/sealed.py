@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aenv.images.scratch import sync
+from aenv.durable import sync
 
 _MANIFEST = "manifest.json"
 

@@ -16,7 +16,8 @@ import structlog
 from pydantic import TypeAdapter
 
 from aenv import ids
-from aenv.database import Database, flush_file
+from aenv.database import Database
+from aenv.durable import sync
 from aenv.errors import RuntimeFailure, StorageFailure
 from aenv.runtimes.base import Capture, Layer
 
@@ -108,7 +109,7 @@ class Captures:
 
         def flush() -> None:
             for path in (*layers, *folders, self._folder):
-                flush_file(path)
+                sync(path)
 
         await asyncio.to_thread(flush)
         await self._database.flush()
