@@ -184,7 +184,8 @@ func TestKillTakesTheWholeGroup(t *testing.T) {
 	if code := f.call("SendSignal", `{`+s.selector()+`,"signal":"SIGNAL_SIGKILL"}`); code != connect.NotFound {
 		t.Error(code)
 	}
-	s = f.start(`trap 'exit 7' TERM; echo ready; sleep 1000`, "")
+	// A child that the shell has forked and not yet turned into sleep would swallow the signal: short sleeps, then.
+	s = f.start(`trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done`, "")
 	s.until("ready")
 	if code := f.call("SendSignal", `{`+s.selector()+`,"signal":15}`); code != "" {
 		t.Error(code)
