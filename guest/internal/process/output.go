@@ -15,10 +15,11 @@ const (
 	// A child that outlives its parent may hold the output open. After the exit, output counts as complete when
 	// none came for drainIdle, and in any case once drainLimit is over and drainBytes were read: more than that can't
 	// have been in the pipe at the exit (the kernel's fs.pipe-max-size).
-	drainIdle  = 100 * time.Millisecond
 	drainLimit = 5 * time.Second
 	drainBytes = 1 << 20
 )
+
+var drainIdle = 100 * time.Millisecond // longer in a test that mustn't depend on the machine's load
 
 // output is one stream that comes from the process.
 type output struct {

@@ -312,6 +312,8 @@ func TestBackgroundChildDoesNotDelayTheEnd(t *testing.T) {
 		t.Fatal("the background child should live:", err)
 	}
 	_ = syscall.Kill(child, syscall.SIGKILL)
+	defer func(before time.Duration) { drainIdle = before }(drainIdle)
+	drainIdle = 5 * time.Second
 	o = f.start(`(for i in 1 2 3 4 5; do sleep 0.05; echo $i; done) & exit 0`, "").rest()
 	if o.stdout != "1\n2\n3\n4\n5\n" {
 		t.Errorf("output right after the exit is lost: %q", o.stdout)
