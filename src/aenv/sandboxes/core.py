@@ -173,7 +173,8 @@ class Core:
         """Notice when the VM ends by itself."""
 
         def ended(future: asyncio.Future[str]) -> None:
-            if not future.cancelled():
+            # A machine that was given up before, as a stopped one is, ends without a word.
+            if not future.cancelled() and self.live.machine(sandbox_id) is machine:
                 self.tasks.start(self._lose(sandbox_id, machine, future.result()))
 
         machine.instance.ended.add_done_callback(ended)

@@ -147,7 +147,7 @@ class Telemetry:
         if (task := self._under_way.get(key)) is None:
             if (guest := self._guests().get(sandbox_id)) is None:
                 return
-            task = self._tasks.start(self._bounded(what, sandbox_id, work(sandbox_id, guest)))
+            task = self._tasks.start(self._bounded(what, sandbox_id, work, guest))
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
         _, late = await asyncio.wait([task], timeout=patience)
@@ -155,10 +155,10 @@ class Telemetry:
             task.cancel()
             await asyncio.wait(late)
 
-    async def _bounded(self, what: str, sandbox_id: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _bounded(self, what: str, sandbox_id: str, work: Work, guest: EnvdClient) -> None:
         try:
             async with asyncio.timeout(GUEST_SECONDS):
-                await work
+                await work(sandbox_id, guest)
         except asyncio.CancelledError:
             # Only `leave` cancels; who waits for this task isn't cancelled by that.
             log.debug("a guest is left alone", what=what, sandbox=sandbox_id)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import requests
 import schemathesis
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
@@ -32,6 +33,9 @@ MOST = 0.7
 
 RECENT = 3
 """How many of the newest things are named: older ones have been deleted perhaps."""
+
+MOST_SANDBOXES = 50
+"""Older ones are deleted: a server that is full would rightly refuse to start more."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def fuzz(
     schema: BaseSchema = schemathesis.openapi.from_url(f"{target.url}/openapi.json", config=config)
     if only is not None:
         schema = schema.include(path=only)
-    _Acquaintance(seed).install(schema)
+    _Acquaintance(seed, target).install(schema)
     failures: list[str] = []
     answers: dict[str, set[int]] = {}
     for event in from_schema(schema).execute():
@@ -102,7 +106,8 @@ def fuzz(
 class _Acquaintance:
     """Lets the search work with things that exist: random texts name none."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, target: Target) -> None:
+        self._target = target
         self._random = random.Random(seed)  # noqa: S311 -- to be had again
         self._known = {"sandbox_id": ["i0"], "name": ["base"], "alias": ["base"]}
 
@@ -135,6 +140,13 @@ class _Acquaintance:
             answer = response.json()
             self._known["sandbox_id"] += re.findall(r"'sandboxID': '(\w+)'", str(answer))
             self._known["name"] += re.findall(r"'snapshotID': '([\w/:-]+)'", str(answer))
+            while len(self._known["sandbox_id"]) > MOST_SANDBOXES:
+                self._delete(self._known["sandbox_id"].pop(0))
+
+    def _delete(self, sandbox_id: str) -> None:
+        url, headers = f"{self._target.url}/sandboxes/{sandbox_id}", {"X-API-KEY": self._target.key}
+        answer = requests.delete(url, headers=headers, timeout=60)
+        assert answer.status_code in {204, 404}, answer.text
 
 
 def _failures(event: Any) -> list[str]:

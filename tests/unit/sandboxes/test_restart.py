@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
 from aenv.errors import HostNotReady, SandboxNotFound, ShuttingDown
 from aenv.node import Node
+from aenv.sandboxes.core import Core
 from aenv.sandboxes.states import State
 from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
 
@@ -33,6 +35,19 @@ async def test_a_graceful_stop_pauses_everything(tmp_path: Path) -> None:
         await rig.node.sandboxes.connect(sandbox.id, 60)
         assert await rig.read(sandbox.id, "value") == number
     await rig.node.stop()
+
+
+async def test_a_stop_gives_stopped_vms_up_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await _started(tmp_path)
+    sandbox = await rig.create()
+    await rig.node.sandboxes.pause(sandbox.id)
+    assert rig.node.starter.spares()["stopped"] == 1
+    lose = AsyncMock()
+    monkeypatch.setattr(Core, "_lose", lose)  # would ask a database that is closed by then
+    await rig.node.stop()
+    lose.assert_not_called()
 
 
 @pytest.mark.parametrize(

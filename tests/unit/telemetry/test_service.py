@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -108,6 +109,18 @@ async def test_a_guest_that_never_answers_holds_nobody_up(
             assert (await telemetry.metrics(good.id, None, None)) != []
             await telemetry.logs(silent.id)
         (await _guest(rig, silent.id)).responsive.set()
+
+
+async def test_a_question_given_up_before_it_was_asked_leaves_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        sandbox = await rig.create()
+        telemetry = rig.node.telemetry
+        asked = asyncio.ensure_future(telemetry.metrics(sandbox.id, None, None))
+        await asyncio.sleep(0)  # the question is queued, and hasn't begun
+        await telemetry.leave(sandbox.id)
+        assert await asked == []
+        gc.collect()  # a coroutine that nobody awaited would warn now, which fails this test
+        assert len(await telemetry.metrics(sandbox.id, None, None)) == 1
 
 
 async def test_the_guests_journal_is_collected_once(tmp_path: Path) -> None:
