@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -12,6 +13,9 @@ from aenv.errors import InvalidRequest
 
 MAX_BODY = 1 << 20
 """Bytes. The largest legitimate body, a create with much metadata, is far below."""
+
+BODY_TIMEOUT = 60.0
+"""Seconds for a body to come: what E2B's SDKs give a whole request."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -57,10 +61,13 @@ async def _content(request: Request) -> bytes:
         raise BodyTooLarge
     content = bytearray()
     try:
-        async for chunk in request.stream():
-            content += chunk
-            if len(content) > MAX_BODY:
-                raise BodyTooLarge
+        async with asyncio.timeout(BODY_TIMEOUT):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > MAX_BODY:
+                    raise BodyTooLarge
+    except TimeoutError as error:
+        raise InvalidRequest(f"the request body took more than {BODY_TIMEOUT:g} s") from error
     except ClientDisconnect as error:
         raise InvalidRequest("the connection ended within the request body") from error
     return bytes(content)

@@ -42,6 +42,10 @@ PING_INTERVAL = 30.0
 TLS_HANDSHAKE = 20
 """Seconds that a client gets for the TLS handshake."""
 
+TCP_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
+"""TCP asks a silent client after a minute whether it is there, and gives it up a minute later: a client that
+vanished must not hold a connection, and the one to its sandbox behind it."""
+
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
@@ -205,6 +209,9 @@ def _bound(host: str, port: int, setting: str) -> Iterator[socket.socket]:
         raise HostNotReady(f"can't listen on {host!r}: {error.strerror}; set AENV_HOST") from error
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted connections inherit it
+        for option, value in TCP_KEEP_ALIVE.items():
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
         listener.setblocking(False)
         try:
             listener.bind(address)

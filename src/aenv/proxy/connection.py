@@ -22,6 +22,14 @@ MAX_HEAD = 256 * 1024
 """Bytes of an answer's head, of its trailers or between two parts of its body: the parser keeps them all."""
 
 
+def other_coding(headers: list[tuple[bytes, bytes]]) -> str | None:
+    """A transfer coding besides `chunked`, which is the only one that can be passed on."""
+    for name, value in headers:
+        if name.lower() == b"transfer-encoding" and value.strip().lower() not in {b"chunked", b"identity"}:
+            return value.decode("latin-1")
+    return None
+
+
 class UpstreamLost(Exception):
     """The connection ended, or what came over it isn't HTTP."""
 
@@ -197,6 +205,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
+        if self._head_complete:  # of a second answer, which nobody asked for
+            return
         status = self._parser.get_status_code()
         if status < 200:  # an interim answer, such as 100 Continue; a sandbox could send them without end
             self._head.headers.clear()
@@ -206,6 +216,9 @@ class Connection(asyncio.Protocol):
         head.status = status
         names = {name.lower() for name, _ in head.headers}
         head.framed = not names.isdisjoint({b"content-length", b"transfer-encoding"})
+        if (coding := other_coding(head.headers)) is not None:
+            self._fail(f"its transfer coding is {coding!r}")
+            return
         self._head_complete = True
         if self._method == b"HEAD" or status in {204, 304}:
             head.framed = True
@@ -216,7 +229,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
         self._unaccounted = 0
-        if self._method == b"HEAD":
+        if self._complete:  # a body where there can be none, or a second answer that nobody asked for
             return
         self._chunks.append(body)
         self._buffered += len(body) + CHUNK_COST
@@ -231,3 +244,8 @@ class Connection(asyncio.Protocol):
             self._complete = True
             self._keep_alive = self._parser.should_keep_alive()
             self._wake()
+
+    def on_message_begin(self) -> None:
+        """Called by the parser, for every interim answer too."""
+        if self._complete:  # a second answer that nobody asked for
+            self._keep_alive = False

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from aenv.proxy.connection import Connection, UpstreamLost
+from aenv.errors import InvalidRequest
+from aenv.proxy.connection import Connection, UpstreamLost, other_coding
 from aenv.proxy.headers import Header, masked_host, request_headers, response_headers
 from aenv.proxy.pool import Pool
 from aenv.proxy.routing import Route
@@ -56,10 +57,12 @@ class Exchange:
     async def run(self) -> None:
         """Do it all. If this returns with the answer incomplete, it broke off and so must the client's.
 
-        Raises `AnswerUnreadable`, `ClientGone`, or what `Pool.connect` does if there is no connection;
-        nothing was sent to the client then.
+        Raises `AnswerUnreadable`, `ClientGone`, `InvalidRequest`, or what `Pool.connect` does if there is no
+        connection; nothing was sent to the client then.
         """
         route = self._request.route
+        if (coding := other_coding(self._scope["headers"])) is not None:
+            raise InvalidRequest(f"Transfer-Encoding: {coding!r}: only 'chunked' is served")
         mask = masked_host(self._endpoint, route.port)
         headers = request_headers(self._scope, self._request.api_key, mask)
         chunked = _is_chunked(self._scope)

@@ -67,6 +67,8 @@ def _relevant(headers: Headers) -> tuple[bytes, dict[bytes, bytes]]:
     given: dict[bytes, bytes] = {}
     for name, value in headers:
         if name == b"host":
+            if host not in {b"", value}:
+                raise BadRoute("the header host is given twice, with different values")
             host = value
         elif name in _ROUTING_HEADERS and given.setdefault(name, value) != value:
             raise BadRoute(f"the header {name.decode()} is given twice, with different values")

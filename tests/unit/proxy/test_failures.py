@@ -12,7 +12,7 @@ import pytest
 from aenv.errors import Conflict, Overloaded
 from aenv.proxy.connection import MAX_HEAD
 from aenv.sandboxes.models import ENVD_PORT, Endpoint
-from tests.unit.proxy.support import ID, OTHER, Proxy, headers, read_head, upstream
+from tests.unit.proxy.support import ID, OTHER, Proxy, headers, raw_client, read_head, upstream
 
 
 async def check(
@@ -109,3 +109,55 @@ async def test_who_lacks_the_token_wakes_nothing(
 async def test_internal_routes_of_envd_are_hidden(proxy: Proxy, session: aiohttp.ClientSession) -> None:
     async with session.post(proxy.url + "/init", headers=headers(ENVD_PORT)) as response:
         assert response.status == 404
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        b"HTTP/1.1 500 X\r\nContent-Length: 3\r\nX: no\r\n\r\nno!",
+        b"HTTP/1.1 100 X\r\n\r\n",
+        b"HTTP/1.1 2",
+        b"nix",
+    ],
+)
+async def test_a_second_answer_changes_nothing(
+    proxy: Proxy, session: aiohttp.ClientSession, second: bytes
+) -> None:
+    served = 0
+
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal served
+        await read_head(reader)
+        served += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX: yes\r\n\r\nok" + second)
+        await writer.drain()
+        await reader.read()
+
+    async with upstream(answers) as port:
+        for count in (1, 2):  # the next request has a connection of its own
+            async with session.get(proxy.url, headers=headers(port)) as response:
+                assert (response.status, response.headers["X"]) == (200, "yes")
+                assert await response.read() == b"ok"
+            assert served == count
+
+
+async def test_other_transfer_codings_are_refused(proxy: Proxy, session: aiohttp.ClientSession) -> None:
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n")
+
+    async with upstream(answers) as port:
+        await check(session, proxy, headers(port), 502, "gzip")
+        async with raw_client(proxy.port) as (reader, writer):
+            sent = headers(port, **{"Transfer-Encoding": "gzip, chunked"})
+            lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+            writer.write(f"POST / HTTP/1.1\r\nConnection: close\r\n{lines}\r\n0\r\n\r\n".encode())
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert b"gzip" in answer
+
+
+async def test_hosts_that_contradict_each_other_are_refused(proxy: Proxy) -> None:
+    async with raw_client(proxy.port) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: close\r\n\r\n")
+        assert b"given twice" in await reader.read()
