@@ -74,19 +74,23 @@ class Captures:
             [(capture_id, str(layer.path)) for layer in layers],
         )
 
+    @staticmethod
+    def read(connection: sqlite3.Connection, home: Path, capture_id: str) -> Capture:
+        """A recorded capture, with absolute paths; its files aren't looked at. Raises RuntimeFailure."""
+        row = connection.execute("SELECT record FROM captures WHERE id = ?", (capture_id,)).fetchone()
+        if row is None:
+            raise RuntimeFailure(f"capture {capture_id} is not recorded")
+        record = _RECORD.validate_json(row[0])
+        layers = tuple(Layer(layer.role, home / layer.path, layer.size) for layer in record.layers)
+        return Capture(record.identity, record.resources, layers, record.memory)
+
     async def get(self, capture_id: str) -> Capture:
         """A recorded capture, with absolute paths. Raises RuntimeFailure if a layer is missing or cut short.
 
         Not every reader would notice: a disk overlay that was cut short reads as zeros where it ended.
         """
-        row = await self._database.run(
-            lambda c: c.execute("SELECT record FROM captures WHERE id = ?", (capture_id,)).fetchone()
-        )
-        if row is None:
-            raise RuntimeFailure(f"capture {capture_id} is not recorded")
-        record = _RECORD.validate_json(row[0])
-        layers = tuple(Layer(layer.role, self._home / layer.path, layer.size) for layer in record.layers)
-        for layer in layers:
+        capture = await self._database.run(lambda c: self.read(c, self._home, capture_id))
+        for layer in capture.layers:
             what = f"layer {layer.path.name} ({layer.role}) of {capture_id}"
             try:
                 size = layer.path.stat().st_size
@@ -94,7 +98,7 @@ class Captures:
                 raise RuntimeFailure(f"{what} is missing") from error
             if layer.size is not None and size < layer.size:
                 raise RuntimeFailure(f"{what} is damaged: it has {size} bytes instead of {layer.size}")
-        return Capture(record.identity, record.resources, layers, record.memory)
+        return capture
 
     def has_memory(self, connection: sqlite3.Connection, capture_id: str) -> bool:
         """Whether a recorded capture can be restored; else it can only be booted from."""
