@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from aenv import __version__
 from aenv.errors import AenvError
 
 Say = Callable[[str], None]
+
+_CONDITION = re.compile(r"(?:(p\d+|ratio) )?([≤≥]) ([\d.]+)")
 
 FAILURES = (AenvError, aiohttp.ClientError, OSError, TimeoutError, EOFError)
 """What may go wrong in one attempt; anything else is a mistake in the benchmark."""
@@ -46,7 +49,7 @@ class Row:
     end: str | None = None
     unit: str = "ms"
     target: str = ""
-    """What is asked of the p50, for people; not part of the row in JSON."""
+    """What is asked, such as `≤ 60, p95 ≤ 100`: of the p50 unless it says otherwise. Not part of the JSON."""
     values: list[float] = field(default_factory=list)
     reference: list[float] = field(default_factory=list)
     n: int = 0
@@ -57,19 +60,29 @@ class Row:
         self.values.append(value)
         self.ok += ok
 
+    def met(self) -> bool | None:
+        """Whether the target is met; None without a target or without values."""
+        if not self.target or not self.values:
+            return None
+        found = {**self.summary(), "p90": _percentiles(self.values)[89]}
+        for of, relation, bound in _CONDITION.findall(self.target):
+            value = found[of or "p50"]
+            if value is None or (value > float(bound) if relation == "≤" else value < float(bound)):
+                return False
+        return True
+
     def summary(self) -> dict[str, Any]:
         """The row in JSON. `ratio` is ours over the reference: below 1 is faster, or smaller."""
         cuts = _percentiles(self.values)
-        compared = _percentiles(self.reference)
-        p50, reference = cuts[49] if cuts else None, compared[49] if compared else None
+        p50, reference = cuts[49], _percentiles(self.reference)[49]
         return {
             "name": self.name,
             "end": self.end,
             "n": self.n,
             "ok": self.ok,
             "p50": _rounded(p50),
-            "p95": _rounded(cuts[94] if cuts else None),
-            "p99": _rounded(cuts[98] if cuts else None),
+            "p95": _rounded(cuts[94]),
+            "p99": _rounded(cuts[98]),
             "unit": self.unit,
             "reference": _rounded(reference),
             "ratio": round(p50 / reference, 3) if p50 is not None and reference else None,
@@ -120,7 +133,7 @@ class Report:
         return [_cells(row) for row in self.rows]
 
 
-COLUMNS = ("operation", "until", "ok/n", "p50", "p95", "p99", "unit", "reference", "ratio", "target")
+COLUMNS = ("operation", "until", "ok/n", "p50", "p95", "p99", "unit", "reference", "ratio", "target", "met")
 
 
 def _cells(row: Row) -> list[str]:
@@ -130,13 +143,13 @@ def _cells(row: Row) -> list[str]:
     shown += ["" if number is None else f"{number:g}" for number in numbers]
     shown.append(row.unit)
     shown += ["" if found[name] is None else f"{found[name]:g}" for name in ("reference", "ratio")]
-    return [*shown, row.target]
+    return [*shown, row.target, {True: "yes", False: "no", None: ""}[row.met()]]
 
 
-def _percentiles(values: Sequence[float]) -> list[float] | None:
-    """The 99 cuts; None without values."""
+def _percentiles(values: Sequence[float]) -> Sequence[float | None]:
+    """The 99 cuts; None is all of them without values."""
     if len(values) < 2:
-        return list(values) * 99 or None
+        return [values[0] if values else None] * 99
     return statistics.quantiles(values, n=100, method="inclusive")
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ import aiohttp
 
 from aenv.errors import HostNotReady, RuntimeFailure
 from aenv.guest.client import EnvdClient, new_session
+from aenv.guest.events import End, Stdout
 from aenv.ids import new_api_key
 from aenv.sandboxes.models import ENVD_PORT
 
@@ -33,24 +34,29 @@ _ESTABLISHED = "01"
 
 @dataclass
 class Server:
-    """A running server. `timings` is what it told of its stages in the last answer, ms."""
+    """A running server."""
 
     url: str
     key: str
     pid: int
     session: aiohttp.ClientSession
-    timings: dict[str, float] = field(default_factory=dict)
 
     async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """One request to the API, as the SDKs send it. Raises RuntimeFailure if it is refused."""
+        return (await self.timed_call(method, path, body))[0]
+
+    async def timed_call(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, float]]:
+        """`call`, and what the server told of its stages, ms."""
         headers = {"X-API-KEY": self.key}
         async with self.session.request(method, self.url + path, json=body, headers=headers) as response:
             if response.status >= 400:
                 raise RuntimeFailure(f"{method} {path}: {response.status} {await response.text()}")
             stages = response.headers.get("Server-Timing", "").split(", ")
             pairs = (stage.partition(";dur=") for stage in stages if stage)
-            self.timings = {name: float(duration) for name, _, duration in pairs}
-            return await response.json() if response.status != 204 else None
+            timings = {name: float(duration) for name, _, duration in pairs}
+            return (await response.json() if response.status != 204 else None), timings
 
     async def create(self) -> dict[str, Any]:
         """A sandbox that outlives the run; its record as the API gives it."""
@@ -174,3 +180,19 @@ class Clock:
     def ms(self) -> float:
         """Now."""
         return (time.perf_counter() - self._started) * 1000
+
+
+async def first_command(guest: EnvdClient, clock: Clock) -> float:
+    """A first command, as `commands.run` of the SDKs sends it; when `clock` saw its output here.
+
+    Raises RuntimeFailure if it says or returns something else.
+    """
+    seen, output = 0.0, b""
+    async with await guest.processes.start("/bin/bash", ["-l", "-c", "echo ready"]) as process:
+        async for event in process:
+            if isinstance(event, Stdout):
+                seen = seen or clock.ms()
+                output += event.data
+            elif isinstance(event, End) and (event.exit_code, output) == (0, b"ready\n"):
+                return seen
+    raise RuntimeFailure(f"the command answered {output!r}")

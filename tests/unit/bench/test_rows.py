@@ -90,4 +90,27 @@ def test_the_table_shows_the_target_too(report: Report) -> None:
     report.row("pause", target="≤ 150").add(1.5)
     (cells,) = report.cells()
     shown = dict(zip(COLUMNS, cells, strict=True))
-    assert (shown["target"], shown["p50"], shown["ratio"]) == ("≤ 150", "1.5", "")
+    assert (shown["target"], shown["p50"], shown["ratio"], shown["met"]) == ("≤ 150", "1.5", "", "yes")
+
+
+@pytest.mark.parametrize(
+    ("target", "met"),
+    [
+        ("", None),
+        ("≤ 20", True),
+        ("≤ 19", False),
+        ("≥ 20", True),
+        ("p90 ≤ 28, p95 ≤ 29", True),
+        ("≤ 20, p95 ≤ 28", False),
+        ("ratio ≤ 0.5", True),
+        ("ratio ≤ 0.4", False),
+    ],
+)
+def test_a_target_is_judged(target: str, met: bool | None) -> None:
+    row = Row("pause", target=target, values=[10.0, 20.0, 30.0], reference=[40.0])
+    assert row.met() is met
+
+
+def test_without_values_or_reference_nothing_is_met() -> None:
+    assert Row("pause", target="≤ 20").met() is None
+    assert Row("pause", target="ratio ≤ 1", values=[1.0]).met() is False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from aenv import __version__
+from aenv.bench.rows import Report
 from aenv.cli import main
 from aenv.cli.app import COMMANDS, load
 from aenv.settings import Settings
@@ -142,3 +143,18 @@ async def test_output_is_chosen_before_or_after_the_command(cli: Cli) -> None:
     assert [item["sandboxID"] for item in json.loads(plain.out)] == ["i1", "i2"]
     assert before.out == after.out
     assert before.out.startswith(b"SANDBOX ID")
+
+
+def test_a_benchmark_without_modes_refuses_one(aenv: Aenv) -> None:
+    done = aenv("bench", "density", "--mode", "burst")
+    assert done.code == 2
+    assert "the area density has no modes" in done.err
+
+
+def test_a_benchmark_prints_the_engine_that_it_compares_with(
+    aenv: Aenv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aenv.bench.run.run", lambda *_: Report(lambda _: None, "fake"))
+    assert "def changed_pages" in json.loads(aenv("bench", "fork", "--json", "--engine").out)["engine"]
+    assert "engine" not in json.loads(aenv("bench", "fork", "--json").out)
+    assert "def changed_pages" in aenv("bench", "fork", "--output", "table", "--engine").out
