@@ -28,6 +28,8 @@ log = structlog.get_logger(__name__)
 _MAX_LISTED = 3
 """Validation failures named in one message; more don't help a reader."""
 
+_UNKNOWN = "not a field that this server knows"
+
 
 def json_response(status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response with a ready body."""
@@ -75,7 +77,8 @@ def validation_message(failures: Iterable[Mapping[str, Any]]) -> str:
     for failure in failures:
         if failure["type"] == "json_invalid":
             return f"malformed JSON: {failure.get('ctx', {}).get('error', failure['msg'])}"
-        lines.append(f"{_field(failure['loc'])}: {failure['msg']}")
+        unknown = failure["type"] == "extra_forbidden"
+        lines.append(f"{_field(failure['loc'])}: {_UNKNOWN if unknown else failure['msg']}")
     shown = "; ".join(lines[:_MAX_LISTED])
     return shown if len(lines) <= _MAX_LISTED else f"{shown}; and {len(lines) - _MAX_LISTED} more"
 

@@ -1,7 +1,8 @@
 """What goes over the wire: request and response bodies with the E2B contract's names.
 
-Requests are read strictly (a number is a number, never a text that looks like one) and ignore fields the
-contract doesn't have. Responses leave out what isn't set, except the fields the contract calls nullable.
+Requests are read strictly: a number is a number, never a text that looks like one, and a field that nobody
+knows is refused, since ignoring it would leave undone what it asks for. Responses leave out what isn't set,
+except the fields the contract calls nullable.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ HttpsPort = Annotated[int, AfterValidator(_https_port)]
 class RequestBody(BaseModel):
     """Base of all request bodies."""
 
-    model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="forbid", frozen=True)
 
 
 class AutoResume(RequestBody):

@@ -17,7 +17,7 @@ def _refuse(field: str, value: object, *harmless: object) -> None:
 
 def check_create(body: NewSandbox) -> None:
     """Raise `InvalidRequest` for what a create can't do."""
-    _refuse("allow_internet_access=false", body.allow_internet_access, True)
+    _refuse("allow_internet_access: false", body.allow_internet_access, True)
     _refuse("mcp", body.mcp)
     _refuse("iam", body.iam, {"tokens": {}}, {"tokens": None})
     _refuse("volumeMounts", body.volume_mounts)
@@ -27,7 +27,7 @@ def check_create(body: NewSandbox) -> None:
 
 def check_network_update(body: NetworkUpdate) -> None:
     """Raise `InvalidRequest` for an update that would change anything."""
-    _refuse("allow_internet_access=false", body.allow_internet_access, True)
+    _refuse("allow_internet_access: false", body.allow_internet_access, True)
     _refuse("allowPublicTraffic", body.allow_public_traffic)
     _refuse("maskRequestHost", body.mask_request_host)
     _refuse("httpsPorts", body.https_ports)

@@ -97,8 +97,30 @@ async def test_fields_that_ask_for_nothing_are_accepted(server: Server) -> None:
         volumeMounts=[],
         iam={},
         network={"allowOut": [], "rules": {}, "egressProxy": None},
-        unknown=1,
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field"),
+    [
+        ("POST", "/v2/sandboxes", {"templateID": "base", "volumes": []}, "volumes"),
+        ("POST", "/sandboxes", {"templateID": "base", "allowInternetAccess": False}, "allowInternetAccess"),
+        ("POST", "/v2/sandboxes", {"templateID": "base", "network": {"denyIn": ["::/0"]}}, "network.denyIn"),
+        ("POST", "/v2/sandboxes", {"templateID": "base", "autoResume": {"enabled": True, "x": 1}}, "x"),
+        ("POST", "/v2/sandboxes", {"templateID": "base", "secure": False}, "secure"),
+        ("POST", "/sandboxes/{}/pause", {"keepMemory": False}, "keepMemory"),
+        ("POST", "/sandboxes/{}/connect", {"timeout": 9, "reboot": True}, "reboot"),
+        ("POST", "/sandboxes/{}/timeout", {"timeout": 9, "unit": "h"}, "unit"),
+        ("PUT", "/sandboxes/{}/network", {"allow": []}, "allow"),
+    ],
+)
+async def test_unknown_fields_are_refused_by_name(
+    server: Server, method: str, path: str, body: Any, field: str
+) -> None:
+    sandbox_id = await server.create()
+    assert is_error(await server.request(method, path.format(sandbox_id), body), 400, field)
+    info = await server.request("GET", f"/sandboxes/{sandbox_id}")
+    assert info.body["state"] == "running"
 
 
 @pytest.mark.parametrize(

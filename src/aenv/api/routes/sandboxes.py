@@ -46,6 +46,8 @@ def _checked_timeout(value: int | None, default: int, settings: Settings, field:
 def _create_request(body: NewSandbox, timeout: int, *, secure: bool, settings: Settings) -> CreateSandbox:
     """What a create body asks of the service. Raises `InvalidRequest` for what can't be served."""
     unsupported.check_create(body)
+    if secure and body.secure is False:
+        raise InvalidRequest("secure: false is for POST /sandboxes; sandboxes of /v2 are always secure")
     network = {} if body.network is None else body.network.model_dump(by_alias=True, exclude_none=True)
     if network.get("allowPublicTraffic") is False and not secure:
         raise InvalidRequest("network.allowPublicTraffic: false needs a secure sandbox")
