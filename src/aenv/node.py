@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,14 @@ from aenv.guest.client import EnvdClient
 from aenv.images.progress import Progress, QuietProgress
 from aenv.network.base import NetworkPool
 from aenv.runtimes.base import Resources, Runtime
-from aenv.runtimes.choice import choose_runtime
-from aenv.sandboxes import store
+from aenv.runtimes.choice import Chosen, choose_runtime
+from aenv.sandboxes import recovery, store
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.machines import Machines
 from aenv.sandboxes.pools import Activity
-from aenv.sandboxes.recovery import settle_records
 from aenv.sandboxes.service import SandboxService
 from aenv.sandboxes.starting import Starter
-from aenv.sandboxes.states import State
+from aenv.sandboxes.states import LIVE, State
 from aenv.settings import Settings
 from aenv.snapshots.captures import Captures
 from aenv.tasks import cancel
@@ -44,6 +43,10 @@ CLOSE_SECONDS = 60.0
 """How long a stopping server pauses sandboxes before it gives the rest up."""
 
 
+Choose = Callable[[Settings, Progress], Awaitable[Chosen]]
+"""Finds a node's runtime and what goes with it."""
+
+
 class Node:
     """Start it, use `sandboxes` and `templates`, stop it."""
 
@@ -55,8 +58,9 @@ class Node:
     runtime: Runtime
     network: NetworkPool
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, choose: Choose = choose_runtime) -> None:
         self._settings = settings
+        self._choose = choose
         self._stack = AsyncExitStack()
 
     async def start(self, progress: Progress | None = None) -> None:
@@ -76,21 +80,23 @@ class Node:
         database = await Database.open(settings.database)
         stack.push_async_callback(database.close)
 
-        chosen = await choose_runtime(settings, progress)
+        chosen = await self._choose(settings, progress)
         self.runtime, self.network = chosen.runtime, chosen.network
         stack.push_async_callback(self.runtime.close)
-        await chosen.end_leftovers(settings.workspace_dir)
-        await asyncio.to_thread(_empty, settings.workspace_dir)
-        await self.network.start()
+        workspace = settings.workspace_dir.resolve()
+        survivors = await recovery.settle(database, self.runtime, workspace)
+        folders = {each.place.folder for each in survivors}
+        await self.runtime.end_strays(workspace, folders)
+        await asyncio.to_thread(_empty, workspace, folders)
+        await self.network.start(keep=[each.place.slot for each in survivors])
         stack.push_async_callback(self.network.close)
 
-        await settle_records(database)
         self.captures = Captures(database, settings.home.resolve(), settings.captures_dir.resolve())
         await self.captures.sweep()
         machines = Machines(
             self.runtime,
             self.network,
-            settings.workspace_dir.resolve(),
+            workspace,
             EnvdClient,
             settings.concurrent_starts,
         )
@@ -116,8 +122,8 @@ class Node:
         self._own(self.starter.run())
         self.templates = TemplateService(database, self.captures)
         self.telemetry = Telemetry(settings.logs_dir.resolve(), settings.metrics_interval)
-        paused = await database.run(lambda c: store.in_states(c, {State.PAUSED}))
-        await self.telemetry.start([sandbox.id for sandbox in paused])
+        known = await database.run(lambda c: store.in_states(c, {State.PAUSED, *LIVE}))
+        await self.telemetry.start([sandbox.id for sandbox in known])
         stack.push_async_callback(self.telemetry.close)
         core = Core(
             database=database,
@@ -130,6 +136,7 @@ class Node:
         )
         self.sandboxes = SandboxService(core, settings.max_fork)
         stack.push_async_callback(self.sandboxes.close, CLOSE_SECONDS)
+        await recovery.adopt(core, survivors)
         self._own(self.sandboxes.watch_deadlines())
         self._own(self.telemetry.run())
         with progress.step("first spare VM"):
@@ -165,10 +172,11 @@ def _claim_home(settings: Settings) -> int:
     return descriptor
 
 
-def _empty(folder: Path) -> None:
-    """Remove what is in a folder; the VMs that used it have ended."""
+def _empty(folder: Path, keep: Collection[Path]) -> None:
+    """Remove what is in a folder but `keep`; the VMs that used it have ended."""
     for entry in folder.iterdir():
-        shutil.rmtree(entry, ignore_errors=True)
+        if entry not in keep:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 async def prepare(settings: Settings, progress: Progress) -> None:

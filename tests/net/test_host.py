@@ -107,8 +107,9 @@ def test_routes_of_other_servers_occupy_indexes_but_do_not_conflict() -> None:
 
 
 async def test_the_fake_behaves_like_a_pool() -> None:
-    pool: NetworkPool = FakeSlotPool(limit=3)
-    await pool.start(keep=[2])
+    fake = FakeSlotPool(limit=3)
+    pool: NetworkPool = fake
+    await pool.start(keep=[fake.slot(2)])
     first, third = await pool.acquire(), await pool.acquire()
     assert [first.index, third.index] == [1, 3]
     assert first.host_address != third.host_address

@@ -248,7 +248,7 @@ async def test_a_slot_that_cannot_be_finished_is_removed_in_whole(
 async def test_a_start_removes_what_a_crash_left_but_keeps_what_is_named(make_pool: MakePool) -> None:
     crash_a_server()
     pool = make_pool()
-    await pool.start(keep=[2, 77])
+    await pool.start(keep=[pool._plan.slot(2), pool._plan.slot(77)])
     assert [name for name in namespaces.names() if f"-{TAG}-" in name] == [f"aenv-{TAG}-2"]
     kept = pool._plan.slot(2)
     await pool.adopt(kept)
@@ -270,8 +270,9 @@ async def test_a_start_that_fails_keeps_the_slots_of_running_machines(
             raise OSError(5, "broken")
 
         patch.setattr(SlotBuilder, "occupied", refuse)
+        pool = make_pool()
         with pytest.raises(HostNotReady, match="broken"):
-            await make_pool().start(keep=[1])
+            await pool.start(keep=[pool._plan.slot(1)])
     assert [name for name in namespaces.names() if f"-{TAG}-" in name] == [f"aenv-{TAG}-1"]
     await make_pool().start()
 

@@ -181,6 +181,14 @@ class Lab:
         """A frozen instance in a new VMM."""
         return await self.load(await self.spawn(capture), capture)
 
+    def own(self, instance: QemuInstance) -> None:
+        """End this instance too when the laboratory closes."""
+        self._living.append(instance)
+
+    def forget(self, instance: QemuInstance) -> None:
+        """Leave this instance to the caller."""
+        self._living.remove(instance)
+
     async def capture(self, instance: QemuInstance) -> Capture:
         """Freeze and capture."""
         await instance.freeze()

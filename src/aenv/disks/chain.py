@@ -7,9 +7,9 @@ live disk needn't survive the host. Locks are off because sealed files are open 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 Node = dict[str, object]
 
@@ -52,6 +52,21 @@ def fresh_overlay(name: str, overlay: Path) -> Node:
         "cache": {"no-flush": True},
         "discard": "unmap",
     }
+
+
+def read_chain(stats: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]) -> dict[str, Path]:
+    """The disk's nodes below `ROOT` as QEMU has them, each with its file; the topmost first.
+
+    From the answers of `query-blockstats`, which knows what is below what, and of `query-named-block-nodes`,
+    which knows files. Raises LookupError if there is no such disk.
+    """
+    files = {str(node["node-name"]): Path(str(node["file"])) for node in nodes}
+    node = next(each for each in stats if each.get("node-name") == ROOT)["parent"]
+    chain: dict[str, Path] = {}
+    while node is not None:
+        chain[str(node["node-name"])] = files[str(node["parent"]["node-name"])]
+        node = node.get("backing")
+    return chain
 
 
 def _file(path: Path, *, read_only: bool) -> Node:

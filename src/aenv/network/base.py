@@ -36,7 +36,7 @@ class Slot:
 class NetworkPool(Protocol):
     """Slots made ahead of use. All methods but `open_tap` belong to one event loop."""
 
-    async def start(self, *, keep: Collection[int] = ()) -> None:
+    async def start(self, *, keep: Collection[Slot] = ()) -> None:
         """Prepare the host, remove what an earlier run left except the slots `keep`, make slots ahead.
 
         Raises HostNotReady if the host lacks a tool, a permission or free addresses.
@@ -52,7 +52,10 @@ class NetworkPool(Protocol):
         """
 
     async def adopt(self, slot: Slot) -> None:
-        """Go on using a slot that `start` kept. Raises RuntimeFailure if it is gone."""
+        """Go on using a slot that `start` kept.
+
+        Raises RuntimeFailure if it is gone, or has other addresses in this pool.
+        """
 
     def open_tap(self, slot: Slot) -> int:
         """Open the slot's tap for a VMM; blocking, call it in a thread.
@@ -63,4 +66,8 @@ class NetworkPool(Protocol):
         """
 
     async def close(self) -> None:
-        """Remove every slot, in use or not, and all that was set up on the host."""
+        """Remove every slot, in use or not, and all that was set up on the host.
+
+        Slots that `start` kept and nobody has adopted or released stay: a VM that this server had nothing to
+        do with lives there.
+        """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 from collections.abc import Collection
@@ -9,25 +10,28 @@ from collections.abc import Collection
 from aenv.errors import Overloaded, RuntimeFailure
 from aenv.network.base import GUEST_MAC, TAP_MAC, TAP_NAME, Slot
 
+_PREFIXES = 224 * 256
+_numbers = itertools.count(secrets.randbelow(_PREFIXES))
+"""Each pool has a 127.x.y.0/24 of its own; the first is drawn by lot, as other processes have pools, too."""
+
 
 class FakeSlotPool:
     """A NetworkPool in memory."""
 
     def __init__(self, *, limit: int = 254) -> None:
         self._limit = limit
-        # Pools of servers and tests that run side by side must not meet: 127.x.y.0/24 is drawn by lot.
-        self._prefix = f"127.{secrets.choice(range(16, 240))}.{secrets.randbelow(256)}"
+        self._prefix = "127.{}.{}".format(*divmod(16 * 256 + next(_numbers) % _PREFIXES, 256))
         self.in_use: dict[int, Slot] = {}
 
-    async def start(self, *, keep: Collection[int] = ()) -> None:
+    async def start(self, *, keep: Collection[Slot] = ()) -> None:
         """Count the slots `keep` as in use."""
-        self.in_use = {index: self._slot(index) for index in keep}
+        self.in_use = {slot.index: slot for slot in keep if slot == self.slot(slot.index)}
 
     async def acquire(self) -> Slot:
         """Hand out the free slot with the lowest index."""
         if len(self.in_use) >= self._limit:
             raise Overloaded(f"all {self._limit} network slots are in use", retry_after=5)
-        slot = self._slot(next(index for index in range(1, self._limit + 1) if index not in self.in_use))
+        slot = self.slot(next(index for index in range(1, self._limit + 1) if index not in self.in_use))
         self.in_use[slot.index] = slot
         return slot
 
@@ -50,7 +54,8 @@ class FakeSlotPool:
         """Forget all slots."""
         self.in_use.clear()
 
-    def _slot(self, index: int) -> Slot:
+    def slot(self, index: int) -> Slot:
+        """The slot with this index, in use or not."""
         return Slot(
             index=index,
             namespace=f"fake-{index}",

@@ -59,18 +59,21 @@ class SlotPool:
         self._idle: deque[Slot] = deque()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._in_use: dict[int, Slot] = {}
+        self._unclaimed: set[int] = set()
+        """Slots in use that `start` kept and that nobody has adopted yet."""
         self._wiping: dict[int, asyncio.Task[None]] = {}
         self._foreign: frozenset[int] = frozenset()
         self._wanted = asyncio.Event()
         self._filler: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    async def start(self, *, keep: Collection[int] = ()) -> None:
+    async def start(self, *, keep: Collection[Slot] = ()) -> None:
         """See NetworkPool.start. One slot is made at once, to find out whether this host can."""
+        self._unclaimed = {slot.index for slot in keep if slot == self._plan.slot(slot.index)}
         try:
-            await self._prepare(keep)
+            await self._prepare()
         except BaseException as error:
-            self._closing = asyncio.create_task(self._close(keep), name="close-network")
+            self._closing = asyncio.create_task(self._close(), name="close-network")
             await asyncio.shield(self._closing)
             if isinstance(error, OSError):
                 raise HostNotReady(f"cannot prepare the network: {error}") from error
@@ -104,6 +107,7 @@ class SlotPool:
         """See NetworkPool.release. Goes on by itself when the caller is cancelled."""
         if self._closing is not None:
             return
+        self._unclaimed.discard(slot.index)
         if self._in_use.pop(slot.index, None) is not None:
             task = asyncio.create_task(self._recycle(slot), name=f"wipe-{slot.namespace}")
             self._wiping[slot.index] = task
@@ -115,6 +119,7 @@ class SlotPool:
         """See NetworkPool.adopt."""
         if self._in_use.get(slot.index) != slot:
             raise RuntimeFailure(f"network slot {slot.namespace} did not survive")
+        self._unclaimed.discard(slot.index)
 
     def open_tap(self, slot: Slot) -> int:
         """See NetworkPool.open_tap."""
@@ -126,16 +131,16 @@ class SlotPool:
             self._closing = asyncio.create_task(self._close(), name="close-network")
         await asyncio.shield(self._closing)
 
-    async def _prepare(self, keep: Collection[int]) -> None:
+    async def _prepare(self) -> None:
         await self._run(self._builder.prepare_host)
-        await self._run(lambda: self._builder.remove_all(keep=keep))
-        kept = (await self._run(self._builder.existing)) & set(keep)
-        self._in_use = {index: self._plan.slot(index) for index in kept}
+        await self._run(lambda: self._builder.remove_all(keep=self._unclaimed))
+        self._unclaimed &= await self._run(self._builder.existing)
+        self._in_use = {index: self._plan.slot(index) for index in self._unclaimed}
         self._foreign = await self._run(self._builder.occupied)
         if self._prepared > 0:
             self._idle.append(await self._create())
 
-    async def _close(self, keep: Collection[int] = ()) -> None:
+    async def _close(self) -> None:
         if self._filler is not None:
             self._filler.cancel()
             await asyncio.wait([self._filler])
@@ -144,8 +149,8 @@ class SlotPool:
             await asyncio.wait(list(self._wiping.values()))
         try:
             # In the pool's only thread, so after any creation that was under way.
-            await self._run(lambda: self._builder.remove_all(keep=keep))
-            if not keep:
+            await self._run(lambda: self._builder.remove_all(keep=self._unclaimed))
+            if not self._unclaimed:
                 await self._run(self._builder.leave_host)
         except (OSError, AenvError) as error:
             log.warning("network_not_removed", reason=str(error))

@@ -10,11 +10,14 @@ Life of an instance::
     spawn ─▶ BareVmm ─ load ─▶ frozen ── capture ──▶ frozen
              running ── freeze ─▶
     any ── stop ──▶ ended
+
+A VM outlives the server that started it: the next one finds, adopts or ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -162,6 +165,25 @@ class Runtime(Protocol):
         """Captures with equal keys can be loaded by the same bare VMM.
 
         Raises `RuntimeFailure` if the capture's identity isn't this runtime's, or if it has no memory.
+        """
+
+    async def find(self, folder: Path) -> Place:
+        """Where the VM of an earlier server that was loaded or booted in `folder` lives.
+
+        Raises `RuntimeFailure`, saying what became of it, if it doesn't live any more.
+        """
+
+    async def adopt(self, place: Place) -> Instance:
+        """Go on with the VM that `find` found: frozen or not, as it was left; thaw it in any case.
+
+        What the earlier server had begun and not finished is undone. On failure the VM is ended and
+        `RuntimeFailure` raised.
+        """
+
+    async def end_strays(self, workspace: Path, keep: Collection[Path]) -> int:
+        """End every VMM that an earlier server left, but for those in the folders `keep`; how many.
+
+        `workspace` is the folder of all instances' folders. Called before anything is started there.
         """
 
     async def close(self) -> None:

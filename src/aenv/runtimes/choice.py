@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -15,19 +14,17 @@ from aenv.network.fake import FakeSlotPool
 from aenv.network.pool import SlotPool
 from aenv.runtimes.base import Runtime
 from aenv.runtimes.fake import FakeRuntime
-from aenv.runtimes.qemu.leftovers import end_leftovers
 from aenv.runtimes.qemu.runtime import QemuRuntime
 from aenv.settings import Settings
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A runtime and what goes with it. `end_leftovers` ends VMMs that an earlier server left."""
+    """A runtime and what goes with it."""
 
     runtime: Runtime
     network: NetworkPool
     base_image: Path
-    end_leftovers: Callable[[Path], Awaitable[int]]
 
 
 async def choose_runtime(settings: Settings, progress: Progress) -> Chosen:
@@ -37,7 +34,7 @@ async def choose_runtime(settings: Settings, progress: Progress) -> Chosen:
     """
     image = settings.images_dir.resolve() / f"base-{base_recipe()}-{settings.disk_mib}.ext4"
     if settings.runtime == "fake":
-        return Chosen(FakeRuntime(), FakeSlotPool(), image, _nothing_left)
+        return Chosen(FakeRuntime(), FakeSlotPool(), image)
     envd = Path(str(files("aenv.guest") / "envd"))
     bundle = await build_bundle(settings.bundle_dir.resolve(), envd, progress=progress)
     await build_base(image, disk_mib=settings.disk_mib, progress=progress)
@@ -50,8 +47,4 @@ async def choose_runtime(settings: Settings, progress: Progress) -> Chosen:
     runtime = await QemuRuntime.create(
         bundle, accel=settings.accel, open_tap=network.open_tap, dns=settings.dns
     )
-    return Chosen(runtime, network, image, end_leftovers)
-
-
-async def _nothing_left(_workspace: Path) -> int:
-    return 0
+    return Chosen(runtime, network, image)

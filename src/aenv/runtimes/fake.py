@@ -13,6 +13,7 @@ import json
 import os
 import uuid
 from collections import defaultdict
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ class FakeInstance:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.guest = guest
         self._runtime = runtime
-        self._frozen = True
+        self.frozen = True
 
     def die(self, reason: str) -> None:
         """End as a crashed VMM does."""
@@ -173,31 +174,32 @@ class FakeInstance:
             self.ended.set_result(reason)
         self.guest.run(running=False)
 
-    def _check(self, operation: str) -> None:
+    def check(self, operation: str) -> None:
+        """Raise RuntimeFailure if it has ended, or what was ordered for `operation`."""
         if self.ended.done():
             raise RuntimeFailure(f"the VM has ended: {self.ended.result()}")
         self._runtime.fail_if_ordered(operation)
 
     async def freeze(self) -> None:
         """Hold the guest."""
-        self._check("freeze")
-        self._frozen = True
+        self.check("freeze")
+        self.frozen = True
         self.guest.run(running=False)
 
     async def thaw(self) -> None:
         """Let the guest go on."""
-        self._check("thaw")
-        self._frozen = False
+        self.check("thaw")
+        self.frozen = False
         self.guest.run(running=True)
 
     async def capture(self, folder: Path, *, thaw: bool = False, memory: bool = True) -> Capture:
         """Write the guest's memory and its disk to one layer each."""
-        if not self._frozen:
+        if not self.frozen:
             raise RuntimeFailure("only a frozen VM can be captured")
         contents = {"memory": json.dumps(self.guest.memory)} if memory else {}
         contents["disk"] = json.dumps(self.guest.disk)
         try:
-            self._check("capture")
+            self.check("capture")
         finally:
             if thaw and not self.ended.done():
                 await self.thaw()
@@ -245,7 +247,7 @@ class FakeRuntime:
         self._failures: dict[str, list[AenvError]] = defaultdict(list)
 
     def order_failure(self, operation: str, error: AenvError) -> None:
-        """Let the next `operation` (boot, spawn, load, freeze, thaw, capture) fail with `error`."""
+        """Let the next `operation` (boot, spawn, load, adopt, freeze, thaw, capture) fail with `error`."""
         self._failures[operation].append(error)
 
     def fail_if_ordered(self, operation: str) -> None:
@@ -283,6 +285,29 @@ class FakeRuntime:
         if not capture.memory:
             raise RuntimeFailure("the capture holds a disk only: it can be booted, not restored")
         return f"{capture.resources.cpu_count}/{capture.resources.memory_mib}"
+
+    async def find(self, folder: Path) -> Place:
+        """Where an instance is that was put into `instances` before this runtime was used."""
+        if folder.name not in self.instances:
+            raise RuntimeFailure("its VM ended while no server watched it")
+        return self.instances[folder.name].place
+
+    async def adopt(self, place: Place) -> Instance:
+        """That instance."""
+        instance = self.instances[place.folder.name]
+        try:
+            instance.check("adopt")
+        except AenvError:
+            await instance.stop()
+            raise
+        return instance
+
+    async def end_strays(self, workspace: Path, keep: Collection[Path]) -> int:
+        """Stop the other ones."""
+        strays = [each for each in self.instances.values() if each.place.folder not in keep]
+        for instance in strays:
+            await instance.stop()
+        return len(strays)
 
     async def close(self) -> None:
         """Nothing is held."""

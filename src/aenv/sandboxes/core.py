@@ -163,19 +163,19 @@ class Core:
         if changed is None:
             await self.machines.destroy(machine)
             raise SandboxNotFound(sandbox.id)
-        self.live.add(changed, machine)
-        self.telemetry.admit(sandbox.id)
+        self.admit(changed, machine)
         self.telemetry.record(sandbox.id, operation, _STARTED[operation], template=sandbox.template_id)
-        self._watch(sandbox.id, machine)
         return changed
 
-    def _watch(self, sandbox_id: str, machine: Machine) -> None:
-        """Notice when the VM ends by itself."""
+    def admit(self, sandbox: Sandbox, machine: Machine) -> None:
+        """The machine, which runs, is the sandbox's: its ports open, and its end will be noticed."""
+        self.live.add(sandbox, machine)
+        self.telemetry.admit(sandbox.id)
 
         def ended(future: asyncio.Future[str]) -> None:
             # A machine that was given up before, as a stopped one is, ends without a word.
-            if not future.cancelled() and self.live.machine(sandbox_id) is machine:
-                self.tasks.start(self._lose(sandbox_id, machine, future.result()))
+            if not future.cancelled() and self.live.machine(sandbox.id) is machine:
+                self.tasks.start(self._lose(sandbox.id, machine, future.result()))
 
         machine.instance.ended.add_done_callback(ended)
 
@@ -193,11 +193,7 @@ class Core:
         await self.telemetry.leave(sandbox_id)
         self.telemetry.forget(sandbox_id)
         try:
-            await self.database.run(
-                lambda c: store.change(
-                    c, sandbox_id, LIVE, state=State.LOST, reason=reason, end_at=time.time(), instance_id=None
-                )
-            )
+            await self.database.run(lambda c: store.lose(c, sandbox_id, LIVE, reason))
         finally:
             if machine is not None:
                 await self.machines.destroy(machine)

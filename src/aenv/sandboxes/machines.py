@@ -109,6 +109,25 @@ class Machines:
             raise
         return self._machine(vmm.place, instance)
 
+    async def adopt(self, place: Place, token: str | None) -> Machine:
+        """Go on with the VM of an earlier server, frozen or not; `token` is its agent's.
+
+        On failure the VM is ended and its place given back. Raises RuntimeFailure.
+        """
+        try:
+            instance = await self._runtime.adopt(place)
+        except BaseException:
+            await finish(self._give_back(place))
+            raise
+        machine = self._machine(place, instance)
+        machine.guest.set_token(token)
+        try:
+            await self._network.adopt(place.slot)
+        except BaseException:
+            await finish(self.destroy(machine))
+            raise
+        return machine
+
     async def boot(self, spec: BootSpec) -> Machine:
         """Boot and wait for the agent. Raises GuestUnresponsive, or RuntimeFailure if the VM ends before."""
         place = await self._place()

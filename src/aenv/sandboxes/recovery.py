@@ -1,46 +1,121 @@
-"""What a server does about records that an earlier one left: nothing is forgotten, nothing leaks."""
+"""What a server does about sandboxes that an earlier one left: nothing is forgotten, nothing leaks.
+
+Before anything is started, `settle` looks for each sandbox's VM and brings every record that has none into a
+stable state. When the rest of the server is there, `adopt` goes on with those that live.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import structlog
 
 from aenv.database import Database
+from aenv.errors import AenvError, RuntimeFailure
+from aenv.runtimes.base import Place, Runtime
 from aenv.sandboxes import store
-from aenv.sandboxes.states import LIVE, State
+from aenv.sandboxes.core import Core
+from aenv.sandboxes.machines import GUEST_TIMEOUT, Machine, identity
+from aenv.sandboxes.models import Sandbox
+from aenv.sandboxes.states import LIVE, TRANSITIONS, State
 
 log = structlog.get_logger()
 
+AT_ONCE: Final = 16
+"""Sandboxes adopted at a time."""
 
-async def settle_records(database: Database) -> None:
-    """Bring every record into a stable state. Called before any operation, when no VM is left alive.
+ADOPTION_SECONDS: Final = 10.0
+"""How long a starting server waits until all are adopted. A VM that doesn't answer keeps only its own clients
+waiting for longer."""
 
-    A pause that wasn't recorded didn't happen, so what ran is lost; a resume under way leaves the sandbox
-    paused, as its capture is intact; what was being made or killed is gone.
+
+@dataclass(frozen=True)
+class Survivor:
+    """A sandbox whose VM lives, as the earlier server left both."""
+
+    sandbox: Sandbox
+    place: Place
+
+
+async def settle(database: Database, runtime: Runtime, workspace: Path) -> list[Survivor]:
+    """Bring the records of all sandboxes without a living VM into a stable state; return the others.
+
+    What ran is lost then, with the reason. A resume under way leaves the sandbox paused, as its capture is
+    intact; what was being made or killed is gone. Raises StorageFailure.
     """
+    found = await database.run(lambda c: store.in_states(c, LIVE))
+    survivors, lost = [], {}
+    for sandbox in found:
+        try:
+            if sandbox.instance_id is None:
+                raise RuntimeFailure("it had no VM")
+            survivors.append(Survivor(sandbox, await runtime.find(workspace / sandbox.instance_id)))
+        except RuntimeFailure as error:
+            lost[sandbox.id] = f"it ran when the server ended, and was not there any more afterwards: {error}"
+            log.error("sandbox lost", sandbox=sandbox.id, reason=lost[sandbox.id])
 
-    def transaction(connection: sqlite3.Connection) -> tuple[int, int]:
+    def transaction(connection: sqlite3.Connection) -> int:
         for sandbox in store.in_states(connection, {State.CREATING, State.KILLING}):
             store.delete(connection, sandbox.id)
         for sandbox in store.in_states(connection, {State.RESUMING}):
             store.change(connection, sandbox.id, {State.RESUMING}, state=State.PAUSED)
-        running = store.in_states(connection, LIVE)
-        for sandbox in running:
-            store.change(
-                connection,
-                sandbox.id,
-                LIVE,
-                state=State.LOST,
-                reason="the server ended while it ran",
-                end_at=time.time(),
-                instance_id=None,
-            )
-        return len(running), len(store.in_states(connection, {State.PAUSED}))
+        for sandbox_id, reason in lost.items():
+            store.lose(connection, sandbox_id, LIVE, reason)
+        return store.by_state(connection)[State.PAUSED]
 
-    lost, paused = await database.run(transaction)
-    if lost:
-        log.warning("sandboxes that ran when the server ended are lost", count=lost)
-    if paused:
-        log.info("paused sandboxes are here", count=paused)
+    paused = await database.run(transaction)
+    if found or paused:
+        counts = {"paused": paused, "alive": len(survivors), "lost": len(lost)}
+        log.info("sandboxes of an earlier server are here", **counts)
+    return survivors
+
+
+async def adopt(core: Core, survivors: Sequence[Survivor]) -> None:
+    """Go on with what lives, side by side; called before any operation.
+
+    Each sandbox's lock is held until it is adopted or lost, so whoever asks for it waits. Returns when all
+    are, or after `ADOPTION_SECONDS`.
+    """
+    turns = asyncio.Semaphore(AT_ONCE)
+    tasks = [core.tasks.start(_adopt(core, survivor, turns)) for survivor in survivors]
+    if tasks:
+        await asyncio.wait(tasks, timeout=ADOPTION_SECONDS)
+
+
+async def _adopt(core: Core, survivor: Survivor, turns: asyncio.Semaphore) -> None:
+    sandbox = survivor.sandbox
+    with core.activity.operation():
+        async with core.locks.hold(sandbox.id):
+            machine = None
+            try:
+                async with turns:
+                    machine = await core.machines.adopt(survivor.place, sandbox.envd_token)
+                    await machine.instance.thaw()
+            except AenvError as error:
+                reason = f"it ran when the server ended, and could not go on afterwards: {error}"
+                await core.end_lost(sandbox.id, machine, reason)
+                await core.tidy()
+                return
+            core.admit(sandbox, machine)
+            core.telemetry.record(sandbox.id, "adopted", "sandbox goes on after the server came back")
+            if sandbox.state is not State.RUNNING:
+                await _take_back(core, sandbox, machine)
+
+
+async def _take_back(core: Core, sandbox: Sandbox, machine: Machine) -> None:
+    """What was under way, a capture, did not happen; the user's processes may still be held for it.
+
+    The guest is told what it is told after a resume: its clock may be late by all the time without a server.
+    """
+    operation = next(each.operation for each in TRANSITIONS.values() if each.via is sandbox.state)
+    await core.unclaim(sandbox.id, operation)
+    try:
+        async with asyncio.timeout(GUEST_TIMEOUT):
+            await machine.guest.init(identity(sandbox))
+    except (AenvError, TimeoutError) as error:
+        log.error("the guest agent doesn't let processes go on", sandbox=sandbox.id, error=repr(error))

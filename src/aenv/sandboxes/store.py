@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -44,6 +45,12 @@ def change(
     changed = dataclasses.replace(sandbox, **changes)
     connection.execute("UPDATE sandboxes SET record = ? WHERE id = ?", (_write(changed), sandbox_id))
     return changed
+
+
+def lose(connection: sqlite3.Connection, sandbox_id: str, sources: Collection[State], reason: str) -> None:
+    """Its VM is gone: if the state is one of `sources` the sandbox is lost, and the reason kept."""
+    changes = {"state": State.LOST, "reason": reason, "end_at": time.time(), "instance_id": None}
+    change(connection, sandbox_id, sources, **changes)
 
 
 def delete(connection: sqlite3.Connection, sandbox_id: str) -> None:

@@ -1,53 +1,94 @@
-"""VMs of a server that died are ended, and nothing else is."""
+"""VMs of a server that died are found or ended, and nothing else is."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from aenv.errors import RuntimeFailure
 from aenv.runtimes.qemu import leftovers
+from aenv.runtimes.qemu.process import VmProcess
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "60"])
-    yield process
+def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts processes that look like the VMM of a folder."""
+    processes = []
+
+    def start(folder: Path, program: str = "qemu-system-x86_64") -> subprocess.Popen[bytes]:
+        folder.mkdir(exist_ok=True)
+        command = [program, "-c", "import time; time.sleep(60)", *leftovers.name_arguments(folder)]
+        process = subprocess.Popen(command, executable=sys.executable)
+        processes.append(process)
+        leftovers.record(folder, process.pid)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def test_strays_are_ended_whatever_is_recorded_of_them(tmp_path: Path, start: Start) -> None:
+    recorded, unrecorded, kept = (start(tmp_path / name) for name in ("a", "b,c", "kept"))
+    (tmp_path / "b,c" / leftovers.RECORD).unlink()
+    assert leftovers.end_strays(tmp_path, {tmp_path / "kept"}) == 2
+    assert [recorded.wait(5), unrecorded.wait(5)] == [-9, -9]
+    assert kept.poll() is None
+    assert leftovers.end_strays(tmp_path, {tmp_path / "kept"}) == 0
+
+
+def test_what_only_looks_like_a_stray_is_spared(tmp_path: Path, start: Start) -> None:
+    workspace = tmp_path / "workspace"
+    spared = [start(tmp_path / "elsewhere"), start(workspace), start(workspace / "search", "find")]
+    assert leftovers.end_strays(workspace, ()) == 0
+    assert [process.poll() for process in spared] == [None, None, None]
+
+
+def _found(folder: Path, **changes: object) -> int:
+    """The process that is found in `folder` if its record is changed so."""
+    file = folder / leftovers.RECORD
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    pid, descriptor = leftovers.open_process(folder)
+    os.close(descriptor)
+    return pid
+
+
+def test_a_living_vmm_is_found(tmp_path: Path, start: Start) -> None:
+    process = start(tmp_path)
+    assert _found(tmp_path) == process.pid
     process.kill()
-    process.wait()
-
-
-async def test_a_recorded_process_is_killed_once(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    folder = tmp_path / "sandbox"
-    folder.mkdir()
-    leftovers.record(folder, sleeper.pid)
-    assert await leftovers.end_leftovers(tmp_path) == 1
-    assert sleeper.wait(5) == -9
-    assert list(folder.iterdir()) == []
-    assert await leftovers.end_leftovers(tmp_path) == 0
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked how
+    with pytest.raises(RuntimeFailure, match="ended while no server watched it"):
+        _found(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "change", [{"start_time": 1}, {"boot": "another"}, {"pid": 2**22 - 1}, {"pid": "?"}, {}]
+    ("changes", "words"),
+    [
+        ({"start_time": 1}, "ended while no server watched it"),
+        ({"pid": 2**22 - 1}, "ended while no server watched it"),
+        ({"boot": "another"}, "host was restarted"),
+        ({"pid": "?"}, "can't be read"),
+    ],
 )
-async def test_a_process_that_only_has_the_id_is_spared(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], change: dict[str, object]
+def test_a_process_that_only_has_the_id_is_not_taken_for_it(
+    tmp_path: Path, start: Start, changes: dict[str, object], words: str
 ) -> None:
-    folder = tmp_path / "sandbox"
-    folder.mkdir()
-    leftovers.record(folder, sleeper.pid)
-    record = folder / leftovers.RECORD
-    if change:
-        record.write_text(json.dumps({**json.loads(record.read_text()), **change}))
-    else:
-        record.write_text('{"pid": 1')
-    assert await leftovers.end_leftovers(tmp_path) == 0
-    assert sleeper.poll() is None
+    start(tmp_path)
+    with pytest.raises(RuntimeFailure, match=words):
+        _found(tmp_path, **changes)
 
 
 def test_a_vmm_outlives_its_server_and_is_then_found(tmp_path: Path) -> None:
@@ -66,7 +107,15 @@ asyncio.run(main())
 """
     died = subprocess.run([sys.executable, "-c", server], check=False, stdout=subprocess.PIPE, text=True)
     assert died.returncode == -9
-    process = Path(f"/proc/{died.stdout.strip()}")
-    assert process.exists()
-    assert asyncio.run(leftovers.end_leftovers(tmp_path)) == 1
-    assert not process.exists() or "Z" in (process / "stat").read_text().rpartition(")")[2]
+    pid = int(died.stdout)
+    assert _found(folder) == pid
+
+    async def ended_for(reason: str) -> None:
+        adopted = await VmProcess.adopt(folder)
+        await adopted.execute("query-status")
+        os.kill(pid, signal.SIGTERM)
+        assert reason in await asyncio.wait_for(adopted.ended, 10)
+        await adopted.stop()
+
+    asyncio.run(ended_for("terminating on signal 15"))
+    assert leftovers.end_strays(tmp_path, ()) == 0

@@ -11,6 +11,7 @@ from typing import Final
 from aenv.errors import RuntimeFailure
 from aenv.memory.live import load_memory
 from aenv.runtimes.base import Capture, Place
+from aenv.runtimes.qemu import adoption
 from aenv.runtimes.qemu.blocking import to_the_end, together
 from aenv.runtimes.qemu.disk import InstanceDisk
 from aenv.runtimes.qemu.instance import QemuInstance
@@ -87,11 +88,13 @@ class QemuBareVmm:
             disk=disk,
             memory=layers.memory_base,
             booted=False,
+            frozen=True,
             workers=self._workers,
         )
 
     def _load_memory(self, capture: Capture, layers: QemuLayers, state: int) -> None:
         os.pwrite(state, layers.device_state.read_bytes(), 0)
+        adoption.describe(self.place, capture.identity, capture.resources)
         if layers.memory_delta is not None:
             size = capture.resources.memory_mib << 20
             load_memory(self._process.pid, layers.memory_base, size, layers.memory_delta)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from pathlib import Path
+from typing import Any, Final
 
-from aenv.disks.chain import chain, fresh_overlay, root_over
+from aenv.disks.chain import chain, fresh_overlay, read_chain, root_over
 from aenv.disks.qcow2 import create_overlay
+from aenv.errors import RuntimeFailure
 from aenv.runtimes.qemu.blocking import to_the_end
 from aenv.runtimes.qemu.layers import DiskLayers
 from aenv.runtimes.qemu.process import VmProcess
+
+_OVERLAY: Final = re.compile(r"disk-(\d+)\.qcow2")
 
 
 class InstanceDisk:
@@ -29,6 +35,35 @@ class InstanceDisk:
         self._top = ""
         self._top_path = Path()
         self._next: tuple[str, Path] | None = None
+
+    @classmethod
+    async def adopt(cls, process: VmProcess, folder: Path, size: int) -> InstanceDisk:
+        """The disk of a VM that an earlier server started: what QEMU has, not what that server had planned.
+
+        Raises RuntimeFailure, LookupError, OSError.
+        """
+        stats: Any = await process.execute("query-blockstats")
+        nodes: Any = await process.execute("query-named-block-nodes", {"flat": True})
+        found = read_chain(stats, nodes)
+        own = [path for path in found.values() if path.parent == folder]
+        base, *overlays = reversed([path for path in found.values() if path.parent != folder])
+        if not own:
+            raise RuntimeFailure(f"the VM writes to none of the overlays in {folder}")
+        disk = cls(folder, size, DiskLayers(base, tuple(overlays)))
+        disk._top, disk._top_path = next(iter(found)), own[0]
+        disk.sealed = own[:0:-1]
+        for path in await asyncio.to_thread(lambda: list(folder.iterdir())):
+            if match := _OVERLAY.fullmatch(path.name):
+                disk._made = max(disk._made, int(match[1]))
+                if path not in own:
+                    await disk._drop(process, path)
+        return disk
+
+    async def _drop(self, process: VmProcess, path: Path) -> None:
+        """Give up an overlay that was made ahead of a seal that did not come. Raises OSError."""
+        with contextlib.suppress(RuntimeFailure):  # it wasn't opened yet
+            await process.execute("blockdev-del", {"node-name": path.stem})
+        await asyncio.to_thread(path.unlink, missing_ok=True)
 
     def create(self) -> dict[str, object]:
         """Make the first overlay and return the node of the whole chain. Blocking; raises OSError."""

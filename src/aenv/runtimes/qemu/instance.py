@@ -22,8 +22,8 @@ class QemuInstance:
 
     `memory` is the file that its memory maps: after a load the base, which other VMs share and only this
     process's own pages differ from; after a boot (`booted`) a file of its own that all writes go to. A
-    capture then copies that whole file into a new base instead of writing a delta. `workers` are the
-    threads that copy memory.
+    capture then copies that whole file into a new base instead of writing a delta. `frozen` says whether its
+    vCPUs are stopped now. `workers` are the threads that copy memory.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class QemuInstance:
         disk: InstanceDisk,
         memory: Path,
         booted: bool,
+        frozen: bool,
         workers: Executor,
     ) -> None:
         self.place = place
@@ -48,7 +49,7 @@ class QemuInstance:
         self._memory = memory
         self._booted = booted
         self._workers = workers
-        self._frozen = not booted
+        self._frozen = frozen
         self._busy = asyncio.Lock()
 
     async def freeze(self) -> None:

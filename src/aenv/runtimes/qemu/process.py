@@ -30,19 +30,22 @@ _ENVIRONMENT: Final = {
 class VmProcess:
     """A running QEMU with its monitor. `ended` resolves to the reason when it, or its guest, can't go on.
 
-    It is in a session of its own and outlives this process: after a crash it is found by `leftovers`.
+    It is in a session of its own and outlives this process: after a crash it is found by `leftovers`, and
+    can be adopted.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], stderr: int) -> None:
-        self.pid = child.pid
+    def __init__(
+        self, pid: int, pidfd: int, stderr: int | None, child: subprocess.Popen[bytes] | None
+    ) -> None:
+        self.pid = pid
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.monitor = Monitor(self._on_event)
         self.migration: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolves to the outcome of loading device state: "completed" or "failed"."""
         self._child = child
-        self._stderr: int | None = stderr
+        self._stderr = stderr
         self._exited = asyncio.Event()
-        self._pidfd = os.pidfd_open(child.pid)
+        self._pidfd = pidfd
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
 
     @classmethod
@@ -53,7 +56,7 @@ class VmProcess:
         """
         launch = asyncio.to_thread(_launch, arguments, folder, tuple(pass_fds))
         child, stderr = await to_the_end(launch, undo=_discard)
-        process = cls(child, stderr)
+        process = cls(child.pid, os.pidfd_open(child.pid), stderr, child)
         try:
             await process.monitor.connect(folder)
         except BaseException as error:
@@ -63,6 +66,23 @@ class VmProcess:
             await process.stop()
             if isinstance(error, RuntimeFailure) and reason is not None:
                 raise RuntimeFailure(f"QEMU didn't start: {reason}") from error
+            raise
+        return process
+
+    @classmethod
+    async def adopt(cls, folder: Path) -> VmProcess:
+        """Take over the QEMU that an earlier server started in `folder`; it is ended if that fails.
+
+        Nobody but its parent hears how it ended, so of an adopted one only its last words are known.
+        Raises RuntimeFailure.
+        """
+        opening = asyncio.to_thread(leftovers.open_process, folder)
+        pid, pidfd = await to_the_end(opening, undo=lambda opened: os.close(opened[1]))
+        process = cls(pid, pidfd, _stderr_of(pid), None)
+        try:
+            await process.monitor.connect(folder)
+        except BaseException:
+            await process.stop()
             raise
         return process
 
@@ -102,10 +122,9 @@ class VmProcess:
 
     def _on_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
-        code = self._child.wait()  # it has exited: this only reaps
+        how = _how(self._child.wait()) if self._child is not None else ""  # it has exited: this only reaps
         os.close(self._pidfd)
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit status {code}"
-        self._end(f"QEMU ended with {how}{self._last_words()}")
+        self._end(f"QEMU ended{how}{self._last_words()}")
         self._exited.set()
 
     def _last_words(self) -> str:
@@ -135,6 +154,18 @@ class VmProcess:
             self.ended.set_result(reason)
 
 
+def _how(code: int) -> str:
+    return f" with signal {-code} ({signal.Signals(-code).name})" if code < 0 else f" with exit status {code}"
+
+
+def _stderr_of(pid: int) -> int | None:
+    """The file in memory that `_launch` made the standard error of this process, if it can be had."""
+    try:
+        return os.open(f"/proc/{pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
 def _launch(
     arguments: Sequence[str], folder: Path, pass_fds: tuple[int, ...]
 ) -> tuple[subprocess.Popen[bytes], int]:
@@ -145,8 +176,9 @@ def _launch(
         fcntl.fcntl(stderr, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
         with monitor.listen(folder) as listener:
             socket_option = f"socket,id=qmp,fd={listener.fileno()},server=on,wait=off"
+            name = leftovers.name_arguments(folder)
             child = subprocess.Popen(
-                [*arguments, "-chardev", socket_option, "-mon", "chardev=qmp,mode=control"],
+                [*arguments, *name, "-chardev", socket_option, "-mon", "chardev=qmp,mode=control"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

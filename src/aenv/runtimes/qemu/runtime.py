@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from aenv.errors import HostNotReady, InvalidRequest, RuntimeFailure
 from aenv.images.bundle import GuestBundle
 from aenv.network.base import Slot
 from aenv.runtimes.base import BootSpec, Capture, Place, Resources, RuntimeIdentity
+from aenv.runtimes.qemu import adoption, leftovers
 from aenv.runtimes.qemu.bare import QemuBareVmm
 from aenv.runtimes.qemu.blocking import to_the_end
 from aenv.runtimes.qemu.command import Machine, arguments
@@ -92,6 +93,7 @@ class QemuRuntime:
                 os.ftruncate(descriptor, spec.resources.memory_mib << 20)
             finally:
                 os.close(descriptor)
+            adoption.describe(place, self.identity, spec.resources)
             return disk.create()
 
         try:
@@ -109,6 +111,7 @@ class QemuRuntime:
             disk=disk,
             memory=memory,
             booted=True,
+            frozen=False,
             workers=self._workers,
         )
 
@@ -139,6 +142,18 @@ class QemuRuntime:
         size = capture.resources
         base = QemuLayers.of(capture).memory_base
         return f"{base}?memory={size.memory_mib}&cpus={size.cpu_count}&disk={size.disk_mib}"
+
+    async def find(self, folder: Path) -> Place:
+        """The place of the VM of an earlier server; see `aenv.runtimes.base.Runtime.find`."""
+        return await asyncio.to_thread(adoption.find, folder)
+
+    async def adopt(self, place: Place) -> QemuInstance:
+        """Go on with it. One whose captures this runtime couldn't restore is ended."""
+        return await adoption.adopt(place, self._check_identity, self._workers)
+
+    async def end_strays(self, workspace: Path, keep: Collection[Path]) -> int:
+        """Kill the other ones, whatever they were doing."""
+        return await asyncio.to_thread(leftovers.end_strays, workspace, keep)
 
     async def close(self) -> None:
         """End the threads."""

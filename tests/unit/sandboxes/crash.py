@@ -1,0 +1,147 @@
+"""A server on the fake runtime is killed: what outlives it at one instant, and the next server on that.
+
+What is left at an instant is copied, files and virtual machines, so one run of an operation yields as many
+crashes as wanted, and the server that "died" goes on undisturbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aenv.database import Database
+from aenv.images.progress import Progress
+from aenv.network.fake import FakeSlotPool
+from aenv.node import Node
+from aenv.runtimes.base import Place, Resources
+from aenv.runtimes.choice import Chosen
+from aenv.runtimes.fake import FakeBareVmm, FakeGuest, FakeInstance, FakeRuntime
+from aenv.settings import Settings
+from tests.unit.sandboxes.conftest import Rig
+
+
+@dataclass(frozen=True)
+class _Vm:
+    """A virtual machine at that instant."""
+
+    name: str
+    slot: int
+    resources: Resources
+    frozen: bool
+    memory: dict[str, Any]
+    disk: dict[str, Any]
+    identity: dict[str, Any]
+
+
+@dataclass
+class Crash:
+    """All that outlives a server killed at one instant. The next one gets `runtime` and `network`."""
+
+    settings: Settings
+    where: str
+    vms: list[_Vm]
+    runtime: FakeRuntime = field(default_factory=FakeRuntime)
+    network: FakeSlotPool = field(default_factory=FakeSlotPool)
+
+    async def restart(self) -> Rig:
+        """The next server, started. Stop its node."""
+        for vm in self.vms:
+            place = Place(self.network.slot(vm.slot), self.settings.workspace_dir.resolve() / vm.name)
+            guest = FakeGuest(vm.memory, vm.disk)
+            guest.identity = vm.identity
+            await guest.start(place.slot.host_address)
+            instance = FakeInstance(self.runtime, place, vm.resources, guest)
+            if not vm.frozen:
+                await instance.thaw()
+            self.runtime.instances[vm.name] = instance
+        node = Node(self.settings, self._choose)
+        await node.start()
+        return Rig(node, self.settings)
+
+    async def _choose(self, settings: Settings, progress: Progress) -> Chosen:
+        return Chosen(self.runtime, self.network, settings.images_dir / "base.ext4")
+
+
+def crash(rig: Rig, home: Path, where: str = "") -> Crash:
+    """The server is killed now. Blocks the event loop, so nothing happens meanwhile but in threads."""
+    database = rig.node.captures._database
+    database._thread.submit(_copy, rig.settings.home, home).result()
+    vms = [
+        _Vm(
+            name=name,
+            slot=instance.place.slot.index,
+            resources=instance.resources,
+            frozen=instance.frozen,
+            memory=copy.deepcopy(instance.guest.memory),
+            disk=copy.deepcopy(instance.guest.disk),
+            identity=copy.deepcopy(instance.guest.identity),
+        )
+        for name, instance in rig.runtime.instances.items()
+        if not instance.ended.done()
+    ]
+    return Crash(rig.settings.model_copy(update={"home": home}), where, vms)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder in which files may appear and vanish."""
+    target.mkdir(parents=True)
+    for path in list(source.iterdir()):
+        try:
+            if path.is_dir():
+                _copy(path, target / path.name)
+            else:
+                shutil.copyfile(path, target / path.name)
+        except FileNotFoundError:
+            continue
+
+
+class Crashes:
+    """Kills the server before and after every step that it takes, while the block runs."""
+
+    def __init__(self, rig: Rig, folder: Path, patch: Callable[..., None]) -> None:
+        self._rig = rig
+        self._folder = folder
+        self._patch = patch
+        self._armed = False
+        self.found: list[Crash] = []
+
+    def __enter__(self) -> Crashes:
+        self._armed = True
+        steps: list[tuple[type, str]] = [(Database, "run"), (Database, "flush")]
+        steps += [(FakeInstance, name) for name in ("freeze", "thaw", "capture", "stop")]
+        steps += [(FakeRuntime, "boot"), (FakeRuntime, "spawn"), (FakeBareVmm, "load")]
+        for owner, name in steps:
+            self._patch(owner, name, self._wrapped(owner, name))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._armed = False
+
+    def _wrapped(self, owner: type, name: str) -> Callable[..., Awaitable[Any]]:
+        original = getattr(owner, name)
+
+        async def step(*arguments: Any, **named: Any) -> Any:
+            self._note(f"before {name}")
+            result = await original(*arguments, **named)
+            self._note(f"after {name}")
+            return result
+
+        return step
+
+    def _note(self, where: str) -> None:
+        if self._armed:
+            number = len(self.found)
+            self.found.append(crash(self._rig, self._folder / str(number), f"{where} ({number})"))
+
+
+async def side_by_side(work: list[Awaitable[None]]) -> None:
+    """Do all of `work`; every failure is raised, none hides another."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    failures = [each for each in results if isinstance(each, Exception)]
+    if failures:
+        raise ExceptionGroup("some failed", failures)
