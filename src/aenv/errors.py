@@ -127,8 +127,6 @@ class KeyReused(AenvError):
 class GuestUnresponsive(AenvError):
     """The guest agent doesn't answer in time."""
 
-    error_code = "sandbox_snapshot_guest_agent_unresponsive"
-
 
 class RuntimeFailure(AenvError):
     """A virtual machine monitor failed or ended."""

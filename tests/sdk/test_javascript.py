@@ -17,9 +17,11 @@ SCRIPTS = ROOT / "tests" / "sdk" / "js"
 SDK = STATE / "sdks" / "js"
 
 
-@pytest.mark.parametrize(
-    "area", ["files", "commands", "pty", "watch", pytest.param("filesystem_pause", marks=pytest.mark.long)]
-)
+QUICK = ["files", "commands", "pty", "watch", "secure"]
+LONG = ["filesystem_pause", "git", "metrics", "timeouts"]
+
+
+@pytest.mark.parametrize("area", [*QUICK, *(pytest.param(area, marks=pytest.mark.long) for area in LONG)])
 def test_javascript(area: str, server: Server) -> None:
     # node finds packages from where a script is, so the scripts go to them.
     for name in (area, "support"):
