@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ from tests.server import Server, free_port, home, running_server
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A server with real VMs, at an address and by a domain."""
-    with running_server(home("sdk"), domain=f"sb.test:{free_port()}", metrics_interval=3) as server:
+    name = os.environ.get("AENV_TEST_HOME", "sdk")  # a run within a run needs one of its own
+    with running_server(home(name), domain=f"sb.test:{free_port()}", metrics_interval=3) as server:
         yield server
 
 

@@ -78,6 +78,14 @@ def test_a_pause_of_the_file_system_ends_in_a_boot(client: Client, server: Serve
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_older_word_for_it(client: Client, own: Any) -> None:
+    boot_id = _boot_id(own)
+    assert own.pause(keep_memory=False)
+    _is_rebooted(client.connect(own.sandbox_id, timeout=300), boot_id)
+
+
+@pytest.mark.long
 def test_a_whole_pause_can_be_rebooted(client: Client, own: Any) -> None:
     boot_id = _boot_id(own)
     own.commands.run("sync", user="root")  # else what was just written may be lost, as after a power cut

@@ -76,6 +76,11 @@ _TEMPORARY = frozenset({Code.UNAVAILABLE, Code.ABORTED, Code.RESOURCE_EXHAUSTED}
 _UNDECIDED = frozenset({Code.UNKNOWN, Code.INTERNAL, Code.CANCELED, Code.DEADLINE_EXCEEDED, Code.DATA_LOSS})
 
 
+MAX_MESSAGE = 4096
+"""Characters kept of an error's message. A guest may have replaced its agent; its text is no more believed than
+its numbers, and sent on as UTF-8 whatever it holds."""
+
+
 class GuestError(AenvError):
     """envd, or the proxy in front of it, answered with an error."""
 
@@ -92,12 +97,15 @@ class GuestError(AenvError):
 def error_of_fields(fields: Any, default: Code = Code.UNKNOWN) -> GuestError:
     """The error that `{"code": …, "message": …}` states; what is missing or unknown becomes `default`."""
     if not isinstance(fields, dict):
-        return GuestError(default, f"envd reported an error without details: {str(fields)[:200]}")
+        return GuestError(default, "envd reported an error without details")
     try:
         code = Code(fields.get("code", ""))
     except ValueError:
         code = default
-    return GuestError(code, str(fields.get("message") or code.value))
+    message = fields.get("message")
+    if not isinstance(message, str) or not message:
+        return GuestError(code, code.value)
+    return GuestError(code, message[:MAX_MESSAGE].encode("utf-8", "replace").decode())
 
 
 def error_of_response(status: int, body: bytes) -> GuestError:
@@ -105,7 +113,7 @@ def error_of_response(status: int, body: bytes) -> GuestError:
     default = _CODE_OF.get(status, Code.INTERNAL if status >= 500 else Code.UNKNOWN)
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         text = body[:200].decode("utf-8", "replace").strip() or "no text"
         return GuestError(default, f"the guest answered with HTTP status {status}: {text}")
     return error_of_fields(fields, default)

@@ -91,10 +91,8 @@ def parse_event(message: dict[str, Any]) -> Event | None:
             return End(int(end.get("exitCode", 0)), str(end.get("status", "")), str(end.get("error", "")))
         if "start" in event:
             return Start(int(event["start"]["pid"]))
-    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
-        raise RuntimeFailure(
-            f"the guest agent sent an event that can't be read: {str(message)[:200]}"
-        ) from error
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, binascii.Error) as error:
+        raise RuntimeFailure("the guest agent sent an event that can't be read") from error
     return None
 
 

@@ -26,6 +26,8 @@ CALLS: dict[str, Call] = {
     "wait_healthy": lambda client: client.wait_healthy(PATIENCE),
     "init": lambda client: client.init(InitRequest("i1", "t1"), timeout=PATIENCE),
     "freeze": lambda client: client.freeze(timeout=PATIENCE),
+    "sync": lambda client: client.sync(timeout=PATIENCE),
+    "logs": lambda client: client.logs("", 0, timeout=PATIENCE),
     "unfreeze": lambda client: client.unfreeze(timeout=PATIENCE),
     "warm": lambda client: client.warm(InitRequest("i1", "t1"), timeout=PATIENCE),
     "metrics": lambda client: client.metrics(timeout=PATIENCE),
@@ -82,6 +84,32 @@ async def test_floods(call: str, flood: str) -> None:
         level = taken[0]
         await asyncio.sleep(0.05)
         assert taken[0] - level < 4 * MIB, "the connection is still being read"
+
+
+ERROR_BODIES = {
+    "deep": b"[" * 60_000,
+    "deep object": b'{"message":' * 10_000,
+    "half a character": b'{"code":"internal","message":"\\ud800"}',
+    "long": b'{"message":"' + b"x" * 60_000 + b'"}',
+    "no text": b'{"message":{"a":[1]},"code":[]}',
+    "numbers": b'{"message":1e999,"code":NaN}',
+    "no object": b'["error"]',
+}
+
+
+@pytest.mark.parametrize("body", ERROR_BODIES)
+@pytest.mark.parametrize("call", CALLS)
+async def test_errors_of_every_form(call: str, body: str) -> None:
+    content = ERROR_BODIES[body]
+    answer = b"HTTP/1.1 418 X\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+    async with flooding([answer]) as (url, _), EnvdClient(url) as client:
+        try:
+            answered = await CALLS[call](client)
+        except AenvError as error:
+            assert len(error.message.encode()) < 10_000
+        else:
+            assert call == "health"
+            assert not answered
 
 
 @pytest.mark.parametrize("call", CALLS)
