@@ -77,8 +77,8 @@ _UNDECIDED = frozenset({Code.UNKNOWN, Code.INTERNAL, Code.CANCELED, Code.DEADLIN
 
 
 MAX_MESSAGE = 4096
-"""Characters kept of an error's message. A guest may have replaced its agent; its text is no more believed than
-its numbers, and sent on as UTF-8 whatever it holds."""
+"""Characters kept of an error's message. A guest may have replaced its agent: its text is believed no more
+than its numbers, and sent on as UTF-8 whatever it holds."""
 
 
 class GuestError(AenvError):
