@@ -109,28 +109,37 @@ def free_port() -> int:
 @contextmanager
 def running_server(home: Path, **settings: object) -> Iterator[Server]:
     """A server on `home` until the block ends; `settings` become `AENV_…` variables."""
+    process = launch(home, 0, **settings)
+    try:
+        domain = settings.get("domain")
+        yield Server(url_of(process, home), home, process.pid, None if domain is None else str(domain))
+    finally:
+        end(process)
+
+
+def launch(home: Path, port: int, **settings: object) -> subprocess.Popen[bytes]:
+    """Start a server; 0 lets it choose a port. `url_of` waits for it, `end` ends it."""
     home.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **{f"AENV_{name.upper()}": str(value) for name, value in settings.items()}}
-    log = home / "server.log"
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [AENV, "server", "--home", str(home), "--port", "0"],
+    with (home / "server.log").open("ab") as errors:
+        return subprocess.Popen(
+            [AENV, "server", "--home", str(home), "--port", str(port)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=errors,
         )
-    try:
-        domain = settings.get("domain")
-        yield Server(_url(process, log), home, process.pid, None if domain is None else str(domain))
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.wait(timeout=120)
-        if process.stdout is not None:
-            process.stdout.close()
 
 
-def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+def end(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM) -> None:
+    """End a server and wait until it is gone."""
+    if process.poll() is None:
+        process.send_signal(number)
+    process.wait(timeout=120)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def url_of(process: subprocess.Popen[bytes], home: Path) -> str:
     """The URL in the line that a started server prints."""
     assert process.stdout is not None
     end = time.monotonic() + START_SECONDS
@@ -143,4 +152,4 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
                     return found[0]
                 if process.poll() is not None:
                     break
-    raise AssertionError(f"the server didn't start: {log.read_text()[-2000:]}")
+    raise AssertionError(f"the server didn't start: {(home / 'server.log').read_text()[-2000:]}")

@@ -55,6 +55,7 @@ class Sandbox:
     """E2B's network configuration as given."""
     allow_internet_access: bool | None = None
     instance_id: str | None = None
+    """The VM that belongs to it, or that it had when it was lost."""
     reason: str | None = None
     """Why the sandbox is lost."""
     build_id: str | None = None

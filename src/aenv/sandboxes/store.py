@@ -48,9 +48,8 @@ def change(
 
 
 def lose(connection: sqlite3.Connection, sandbox_id: str, sources: Collection[State], reason: str) -> None:
-    """Its VM is gone: if the state is one of `sources` the sandbox is lost, and the reason kept."""
-    changes = {"state": State.LOST, "reason": reason, "end_at": time.time(), "instance_id": None}
-    change(connection, sandbox_id, sources, **changes)
+    """Its VM is gone: if the state is one of `sources` the sandbox is lost; reason and VM stay known."""
+    change(connection, sandbox_id, sources, state=State.LOST, reason=reason, end_at=time.time())
 
 
 def delete(connection: sqlite3.Connection, sandbox_id: str) -> None:

@@ -50,7 +50,15 @@ class Crash:
 
     async def restart(self) -> Rig:
         """The next server, started. Stop its node."""
-        for vm in self.vms:
+        await self.revive()
+        node = Node(self.settings, self._choose)
+        await node.start()
+        return Rig(node, self.settings)
+
+    async def revive(self) -> None:
+        """Let the virtual machines run that the next server will find; `restart` does it if nobody has."""
+        while self.vms:
+            vm = self.vms.pop()
             place = Place(self.network.slot(vm.slot), self.settings.workspace_dir.resolve() / vm.name)
             guest = FakeGuest(vm.memory, vm.disk)
             guest.identity = vm.identity
@@ -59,9 +67,6 @@ class Crash:
             if not vm.frozen:
                 await instance.thaw()
             self.runtime.instances[vm.name] = instance
-        node = Node(self.settings, self._choose)
-        await node.start()
-        return Rig(node, self.settings)
 
     async def _choose(self, settings: Settings, progress: Progress) -> Chosen:
         return Chosen(self.runtime, self.network, settings.images_dir / "base.ext4")
@@ -101,7 +106,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 class Crashes:
-    """Kills the server before and after every step that it takes, while the block runs."""
+    """Kills the server after every step that it takes, while the block runs."""
 
     def __init__(self, rig: Rig, folder: Path, patch: Callable[..., None]) -> None:
         self._rig = rig
@@ -126,17 +131,13 @@ class Crashes:
         original = getattr(owner, name)
 
         async def step(*arguments: Any, **named: Any) -> Any:
-            self._note(f"before {name}")
             result = await original(*arguments, **named)
-            self._note(f"after {name}")
+            if self._armed:
+                number = len(self.found)
+                self.found.append(crash(self._rig, self._folder / str(number), f"after {name} ({number})"))
             return result
 
         return step
-
-    def _note(self, where: str) -> None:
-        if self._armed:
-            number = len(self.found)
-            self.found.append(crash(self._rig, self._folder / str(number), f"{where} ({number})"))
 
 
 async def side_by_side(work: list[Awaitable[None]]) -> None:

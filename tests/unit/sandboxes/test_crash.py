@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from aenv.errors import HostNotReady, RuntimeFailure, SandboxNotFound
+from aenv.network.fake import FakeSlotPool
 from aenv.node import Node
-from aenv.sandboxes import store
+from aenv.sandboxes import recovery, store
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.states import State
-from tests.unit.sandboxes.conftest import Rig, fake_settings
-from tests.unit.sandboxes.crash import Crash, Crashes, side_by_side
+from aenv.telemetry.service import Telemetry
+from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
+from tests.unit.sandboxes.crash import Crash, Crashes, crash, side_by_side
 
 NO_SPARES = {"hot_vms": 0, "bare_vms": 0}
 
@@ -55,7 +60,7 @@ OPERATIONS: dict[str, Callable[[Rig, str, str], Awaitable[object]]] = {
 }
 
 
-@pytest.mark.parametrize("stopped_vms", [0, 4])
+@pytest.mark.parametrize("stopped_vms", [pytest.param(0, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_a_crash_at_any_step_loses_and_leaks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, stopped_vms: int
@@ -72,7 +77,7 @@ async def test_a_crash_at_any_step_loses_and_leaks_nothing(
         await OPERATIONS[operation](rig, running.id, paused.id)
         await rig.node.sandboxes._core.tasks.drain()
     await rig.node.stop()
-    assert len(crashes.found) > 5
+    assert len(crashes.found) > 2
 
     async def check(after: Crash) -> None:
         rig = await after.restart()
@@ -101,3 +106,130 @@ async def test_a_crash_at_any_step_loses_and_leaks_nothing(
             await rig.node.stop()
 
     await side_by_side([check(each) for each in crashes.found])
+
+
+async def _crashed(tmp_path: Path, **request: object) -> tuple[Crash, Sandbox]:
+    """A server that was killed while one sandbox ran, with a value in its memory."""
+    rig = await _started(tmp_path / "home")
+    sandbox = await rig.create(**request)
+    await rig.put(sandbox.id, "value", 1)
+    after = crash(rig, tmp_path / "after")
+    await rig.node.stop()
+    return after, sandbox
+
+
+async def _reason(rig: Rig, sandbox: Sandbox) -> str:
+    """Why the sandbox is lost, once it is."""
+
+    async def is_lost() -> bool:
+        return (await _rows(rig))[sandbox.id].state is State.LOST
+
+    await eventually(is_lost, 20)
+    with pytest.raises(SandboxNotFound):
+        await rig.node.sandboxes.get(sandbox.id)
+    return str((await _rows(rig))[sandbox.id].reason)
+
+
+async def test_an_adopted_sandbox_is_like_any_other(tmp_path: Path) -> None:
+    after, sandbox = await _crashed(tmp_path)
+    rig = await after.restart()
+    told = [entry.fields["event"] for entry in await rig.node.telemetry.logs(sandbox.id)]
+    assert told[0] == "create"
+    assert "adopted" in told
+    assert await rig.read(sandbox.id, "value") == 1
+    (await rig.instance(sandbox.id)).die("it fell over")
+    assert await _reason(rig, sandbox) == "it fell over"
+    await rig.node.stop()
+
+
+async def test_a_deadline_that_passed_without_a_server_is_kept_at_once(tmp_path: Path) -> None:
+    after, sandbox = await _crashed(tmp_path, timeout=1.0)
+    await asyncio.sleep(max(0.0, sandbox.end_at - time.time()))
+    rig = await after.restart()
+
+    async def is_paused() -> bool:
+        return (await rig.node.sandboxes.get(sandbox.id)).state is State.PAUSED
+
+    await eventually(is_paused, 20)
+    await rig.node.sandboxes.connect(sandbox.id, 60)
+    assert await rig.read(sandbox.id, "value") == 1
+    await rig.node.stop()
+
+
+async def test_a_vm_that_is_gone_makes_its_sandbox_lost(tmp_path: Path) -> None:
+    after, sandbox = await _crashed(tmp_path)
+    after.vms.clear()
+    rig = await after.restart()
+    assert "ended while no server watched it" in await _reason(rig, sandbox)
+    await _check_nothing_leaks(rig)
+    await rig.node.stop()
+
+
+@pytest.mark.parametrize("step", ["adopt", "thaw"])
+async def test_a_vm_that_cannot_go_on_makes_its_sandbox_lost(tmp_path: Path, step: str) -> None:
+    after, sandbox = await _crashed(tmp_path)
+    await after.revive()
+    after.runtime.order_failure(step, RuntimeFailure("it is of another version"))
+    rig = await after.restart()
+    assert "of another version" in await _reason(rig, sandbox)
+    await rig.node.sandboxes._core.tasks.drain()
+    await _check_nothing_leaks(rig)
+    await rig.node.stop()
+
+
+async def test_a_vm_whose_network_is_gone_makes_its_sandbox_lost(tmp_path: Path) -> None:
+    after, sandbox = await _crashed(tmp_path)
+    await after.revive()
+    after.network = FakeSlotPool()
+    rig = await after.restart()
+    assert "did not survive" in await _reason(rig, sandbox)
+    await rig.node.sandboxes._core.tasks.drain()
+    await _check_nothing_leaks(rig)
+    await rig.node.stop()
+
+
+async def test_an_agent_that_does_not_answer_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await _started(tmp_path / "home")
+    deaf, other = await rig.create(), await rig.create()
+    (await rig.instance(deaf.id)).guest.responsive.clear()
+    pausing = asyncio.ensure_future(rig.node.sandboxes.pause(deaf.id))
+
+    async def is_under_way() -> bool:
+        return (await rig.node.sandboxes.get(deaf.id)).state is State.PAUSING
+
+    await eventually(is_under_way)
+    after = crash(rig, tmp_path / "after")
+    (await rig.instance(deaf.id)).guest.responsive.set()
+    await pausing
+    await rig.node.stop()
+
+    monkeypatch.setattr(recovery, "ADOPTION_SECONDS", 0.1)
+    await after.revive()
+    guest = after.runtime.instances[str(deaf.instance_id)].guest
+    guest.responsive.clear()
+    rig = await after.restart()
+    await rig.put(other.id, "value", 1)
+    assert (await rig.node.sandboxes.get(deaf.id)).state is State.RUNNING
+    guest.responsive.set()
+    await rig.put(deaf.id, "value", 2)
+    await rig.node.sandboxes.pause(deaf.id)
+    await rig.node.stop()
+
+
+async def test_a_start_that_fails_leaves_what_runs_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after, sandbox = await _crashed(tmp_path)
+
+    async def refuse(*_: object) -> None:
+        raise HostNotReady("the host lacks something")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Telemetry, "start", refuse)
+        with pytest.raises(HostNotReady):
+            await after.restart()
+    rig = await after.restart()
+    assert await rig.read(sandbox.id, "value") == 1
+    await rig.node.stop()
