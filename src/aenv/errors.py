@@ -5,6 +5,7 @@ AenvError
 ├── Unauthorized          401  missing or wrong API key or token
 ├── NotFound              404
 │   ├── SandboxNotFound
+│   │   └── SandboxNotRunning      it is paused, and the operation is for running ones
 │   ├── TemplateNotFound
 │   └── SnapshotNotFound
 ├── Conflict              409  the sandbox is in a state that doesn't allow this
@@ -78,6 +79,15 @@ class SandboxNotFound(NotFound):
 
     def __init__(self, sandbox_id: str) -> None:
         super().__init__(f"sandbox {sandbox_id!r} was not found")
+
+
+class SandboxNotRunning(SandboxNotFound):
+    """The sandbox is paused. E2B looks for it among the running ones only, so it isn't found."""
+
+    def __init__(self, sandbox_id: str) -> None:
+        NotFound.__init__(
+            self, f"sandbox {sandbox_id!r} was not found among the running ones: resume it first"
+        )
 
 
 class TemplateNotFound(NotFound):

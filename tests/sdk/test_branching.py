@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from e2b import SandboxNotFoundException, SandboxState
+from e2b import SandboxException, SandboxNotFoundException, SandboxState
 
 from tests.sdk.client import Client
 
@@ -84,5 +84,8 @@ def test_forks_are_their_own(client: Client, own: Any) -> None:
         with pytest.raises(SandboxNotFoundException):
             client.connect(child.sandbox_id)
     own.pause()
-    with pytest.raises(Exception, match="409"):
+    with pytest.raises(SandboxException, match="409"):
         own.fork(count=1)
+    for refused in (own.create_snapshot, lambda: own.set_timeout(60)):
+        with pytest.raises(SandboxNotFoundException):
+            refused()

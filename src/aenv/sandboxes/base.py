@@ -68,10 +68,10 @@ class Sandboxes(Protocol):
         """Delete; waits for what is under way, then beats it."""
 
     async def set_timeout(self, sandbox_id: str, timeout: float) -> None:
-        """Set the deadline to `timeout` from now; may shorten. Raises `Conflict` if paused."""
+        """Set the deadline to `timeout` from now; may shorten. Raises `SandboxNotRunning`."""
 
     async def refresh(self, sandbox_id: str, duration: float) -> None:
-        """Extend the deadline to at least `duration` from now; never shortens."""
+        """Extend the deadline to at least `duration` from now; never shortens. Raises `SandboxNotRunning`."""
 
     async def fork(
         self, sandbox_id: str, count: int, timeout: float | None = None
@@ -81,7 +81,8 @@ class Sandboxes(Protocol):
     async def snapshot(self, sandbox_id: str, name: str | None = None, *, memory: bool = True) -> Template:
         """A snapshot of a running sandbox, which goes on. Re-using a name repoints it.
 
-        What is started from one without `memory` boots. Raises `PauseRefused` as `pause` does.
+        What is started from one without `memory` boots. Raises `PauseRefused` as `pause` does, and
+        `SandboxNotRunning`.
         """
 
     async def endpoint(self, sandbox_id: str) -> Endpoint:

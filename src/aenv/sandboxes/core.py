@@ -18,7 +18,15 @@ import structlog
 
 from aenv import ids
 from aenv.database import Database
-from aenv.errors import AenvError, Conflict, InvalidRequest, SandboxNotFound, ShuttingDown, StorageFailure
+from aenv.errors import (
+    AenvError,
+    Conflict,
+    InvalidRequest,
+    SandboxNotFound,
+    SandboxNotRunning,
+    ShuttingDown,
+    StorageFailure,
+)
 from aenv.sandboxes import store
 from aenv.sandboxes.live import LiveSandboxes
 from aenv.sandboxes.machines import Machine, Machines
@@ -93,12 +101,17 @@ class Core:
         return found
 
     async def claim(self, sandbox_id: str, operation: Operation) -> Sandbox:
-        """Claim a transition by compare-and-set, holding the lock. Raises SandboxNotFound or Conflict."""
+        """Claim a transition by compare-and-set, holding the lock.
+
+        Raises SandboxNotFound or Conflict; for a snapshot SandboxNotRunning, as in E2B.
+        """
         transition = TRANSITIONS[operation]
         before = await self.get(sandbox_id)
         claimed = await self.database.run(
             lambda c: store.change(c, sandbox_id, transition.sources, state=transition.via)
         )
+        if claimed is None and operation is Operation.SNAPSHOT:
+            raise SandboxNotRunning(sandbox_id)
         if claimed is None:
             raise Conflict(f"can't {operation} sandbox {sandbox_id}: it is {before.state}")
         return claimed

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from aenv.errors import AenvError, Conflict, SandboxNotFound, StorageFailure
+from aenv.errors import AenvError, SandboxNotFound, SandboxNotRunning, StorageFailure
 from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.models import Sandbox
@@ -34,14 +34,14 @@ class Deadlines:
         """Sandboxes being handled (infinity) or that failed (when to try again)."""
 
     async def set(self, sandbox_id: str, timeout: float) -> None:
-        """Set the deadline to `timeout` seconds from now; may shorten. Raises Conflict if paused."""
+        """Set the deadline to `timeout` seconds from now; may shorten. Raises SandboxNotRunning if paused."""
         self._core.check_timeout(timeout)
         async with self._core.locks.hold(sandbox_id):
             await self._running(sandbox_id)
             await self._change(sandbox_id, timeout, time.time() + timeout)
 
     async def refresh(self, sandbox_id: str, duration: float) -> None:
-        """Extend the deadline to at least `duration` seconds from now. Raises Conflict if paused."""
+        """Extend the deadline to at least `duration` seconds from now. Raises SandboxNotRunning if paused."""
         self._core.check_timeout(duration)
         async with self._core.locks.hold(sandbox_id):
             await self.extend(await self._running(sandbox_id), duration)
@@ -61,7 +61,7 @@ class Deadlines:
     async def _running(self, sandbox_id: str) -> Sandbox:
         sandbox = await self._core.get(sandbox_id)
         if sandbox.state is not State.RUNNING:
-            raise Conflict(f"sandbox {sandbox_id} is {sandbox.state}: resume it first")
+            raise SandboxNotRunning(sandbox_id)
         return sandbox
 
     async def _change(self, sandbox_id: str, timeout: float, end_at: float) -> Sandbox:

@@ -166,6 +166,8 @@ async def test_pause_and_connect(server: Server, generation: str) -> None:
     assert info.body["pauseMode"] == "full"
     assert is_error(await server.request("POST", path + "/pause"), 409)
     assert is_error(await server.request("POST", path + "/fork"), 409)
+    for route, body in (("/timeout", {"timeout": 9}), ("/refreshes", {}), ("/snapshots", {})):
+        assert is_error(await server.request("POST", path + route, body), 404, "resume it first")
     resumed = await server.request("POST", connect, {"timeout": 60})
     assert resumed.status == 201
     assert resumed.body["sandboxID"] == sandbox_id

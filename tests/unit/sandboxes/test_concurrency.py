@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from aenv.errors import AenvError, Conflict, SandboxNotFound
+from aenv.errors import AenvError, SandboxNotFound, SandboxNotRunning
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.states import State
 from tests.unit.sandboxes.conftest import Rig, eventually
@@ -149,7 +149,7 @@ async def test_a_keep_alive_and_the_expiry_cannot_both_win(rig: Rig) -> None:
     await asyncio.sleep(0.35)
     try:
         await rig.node.sandboxes.refresh(sandbox.id, 100)
-    except Conflict:
+    except SandboxNotRunning:
         assert await _state(rig, sandbox.id) is State.PAUSED
     else:
         await asyncio.sleep(0.7)

@@ -13,6 +13,7 @@ from aenv.errors import (
     PauseRefused,
     RuntimeFailure,
     SandboxNotFound,
+    SandboxNotRunning,
     TemplateNotFound,
 )
 from aenv.sandboxes.models import Sandbox
@@ -138,12 +139,14 @@ async def test_wrong_states_and_names_are_clear_errors(rig: Rig) -> None:
     await sandboxes.pause(sandbox.id)
     with pytest.raises(Conflict, match="paused"):
         await sandboxes.pause(sandbox.id)
+    with pytest.raises(Conflict):
+        await sandboxes.fork(sandbox.id, 1)
     for refused in (
-        sandboxes.fork(sandbox.id, 1),
         sandboxes.snapshot(sandbox.id),
         sandboxes.set_timeout(sandbox.id, 5),
+        sandboxes.refresh(sandbox.id, 5),
     ):
-        with pytest.raises(Conflict):
+        with pytest.raises(SandboxNotRunning, match="resume it first"):
             await refused
     for odd in ("", "../x", "ä", "i" * 500, "I00000000000000000000", "a b", "%2F"):
         with pytest.raises(SandboxNotFound):
