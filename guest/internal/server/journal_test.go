@@ -106,6 +106,16 @@ func TestACopyOfAnotherSandboxStartsWithAnEmptyJournal(t *testing.T) {
 	}
 }
 
+func TestACaptureOfAnotherSandboxCanBeRehearsedWithoutItsToken(t *testing.T) {
+	f := newFixture(t)
+	f.expect(204, "POST", "/init", `{"accessToken":"secret"}`)
+	f.expect(401, "POST", "/warm", `{}`)
+	f.expect(409, "POST", "/warm", `{}`, "X-Access-Token", "secret")
+	f.expect(204, "POST", "/freeze", "", "X-Access-Token", "secret")
+	f.expect(204, "POST", "/warm", `{"sandboxId":"warm"}`)
+	f.expect(204, "POST", "/init", `{"accessToken":"secret"}`)
+}
+
 func TestARehearsalLeavesNoTraceInTheJournal(t *testing.T) {
 	f := newFixture(t)
 	f.expect(204, "POST", "/freeze", "")

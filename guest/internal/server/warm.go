@@ -25,6 +25,10 @@ const (
 func (s *Server) warm(w http.ResponseWriter, r *http.Request) {
 	s.capture.Lock()
 	defer s.capture.Unlock()
+	if !s.captured && !s.session.Authorized(r.Header.Get(tokenHeader)) {
+		rest.Error(w, http.StatusUnauthorized, rest.Unauthorized)
+		return
+	}
 	if !s.captured {
 		rest.Error(w, http.StatusConflict, "only a captured guest can be warmed")
 		return
