@@ -76,13 +76,16 @@ class Sandboxes(Protocol):
     async def fork(
         self, sandbox_id: str, count: int, timeout: float | None = None
     ) -> Sequence[Sandbox | AenvError]:
-        """`count` children of a running sandbox, which goes on; one result each."""
+        """`count` children of a running sandbox, which goes on; one result each.
+
+        Raises `PauseRefused` if its agent doesn't answer, and `SandboxNotRunning`.
+        """
 
     async def snapshot(self, sandbox_id: str, name: str | None = None, *, memory: bool = True) -> Template:
         """A snapshot of a running sandbox, which goes on. Re-using a name repoints it.
 
-        What is started from one without `memory` boots. Raises `PauseRefused` as `pause` does, and
-        `SandboxNotRunning`.
+        What is started from one without `memory` boots. Raises `PauseRefused` if its agent doesn't answer,
+        and `SandboxNotRunning`.
         """
 
     async def endpoint(self, sandbox_id: str) -> Endpoint:

@@ -59,14 +59,16 @@ async def take(
 async def take_in_passing(machine: Machine, captures: Captures, *, memory: bool) -> Captured:
     """The same, but the machine runs again as soon as its state is copied.
 
-    Without `memory` the agent must answer. After a failure `release` is needed here too.
+    The agent must answer: what is started from the capture has to be told that it is another sandbox, and a
+    guest that wasn't made ready would take that for an intruder's word. Raises PauseRefused. After a failure
+    `release` is needed here too.
 
     The stage `frozen` is the time in which no user process ran, at most: from the request to freeze them
     to the answer that they go on.
     """
     frozen = timings.Stopwatch("frozen")
     refusal = await _freeze_guest(machine, flush=not memory)
-    if refusal is not None and not memory:
+    if refusal is not None:
         raise refusal
     async with _folder(captures) as (capture_id, folder):
         with timings.measure("stop"):
@@ -79,9 +81,9 @@ async def take_in_passing(machine: Machine, captures: Captures, *, memory: bool)
                 capture = await machine.instance.capture(folder, thaw=True, memory=memory)
         finally:
             await finish(_wait(going_on))
-        if not going_on.result() and refusal is None:  # it took so long that the request had given up
+        if not going_on.result():  # it took so long that the request had given up
             await _unfreeze_guest(machine)
-    return Captured(capture_id, capture, guest_unresponsive=refusal is not None)
+    return Captured(capture_id, capture, guest_unresponsive=False)
 
 
 async def release(machine: Machine) -> None:

@@ -166,9 +166,10 @@ async def test_what_needs_a_healthy_guest_is_refused_without(
     await _deafen(rig, sandbox.id, monkeypatch)
     with pytest.raises(PauseRefused, match="not ready in"):
         await rig.node.sandboxes.pause(sandbox.id, memory=memory, require_healthy_guest=strict)
-    if not memory:
-        with pytest.raises(PauseRefused):
-            await rig.node.sandboxes.snapshot(sandbox.id, memory=False)
+    with pytest.raises(PauseRefused):
+        await rig.node.sandboxes.snapshot(sandbox.id, memory=memory)
+    with pytest.raises(PauseRefused):
+        await rig.node.sandboxes.fork(sandbox.id, 1)
     guest.responsive.set()
     assert (await rig.node.sandboxes.get(sandbox.id)).state is State.RUNNING
     assert await _values(rig, sandbox.id) == (1, 2)

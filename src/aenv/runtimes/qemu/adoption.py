@@ -74,7 +74,10 @@ async def adopt(place: Place, check: Callable[[RuntimeIdentity], None], workers:
     process = await VmProcess.adopt(place.folder)
     try:
         description = await asyncio.to_thread(described, place.folder)
-        check(description.identity)
+        try:
+            check(description.identity)
+        except RuntimeFailure as error:
+            raise RuntimeFailure(f"its VMM is not of this server's version and settings: {error}") from error
         disk = await InstanceDisk.adopt(process, place.folder, description.resources.disk_mib << 20)
         status: Any = await process.execute("query-status")
         memory = await process.execute("qom-get", {"path": _MEMORY, "property": "mem-path"})

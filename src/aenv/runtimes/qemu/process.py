@@ -122,7 +122,9 @@ class VmProcess:
 
     def _on_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
-        how = _how(self._child.wait()) if self._child is not None else ""  # it has exited: this only reaps
+        how = ""  # only a parent is told
+        if self._child is not None:
+            how = _how(self._child.wait())  # it has exited: this only reaps
         os.close(self._pidfd)
         self._end(f"QEMU ended{how}{self._last_words()}")
         self._exited.set()
