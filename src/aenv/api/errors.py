@@ -127,6 +127,12 @@ def _allowed(request: Request) -> str:
     )
 
 
+class ClientLeft(Exception):
+    """The client went away while it was being answered. No `OSError`: those are failures of the server's own
+    connections.
+    """
+
+
 class ErrorGuard:
     """Outermost layer of an application: an unforeseen exception is noted and answered with a 500.
 
@@ -144,10 +150,15 @@ class ErrorGuard:
         async def watched(message: Message) -> None:
             nonlocal started
             started = True
-            await send(message)
+            try:
+                await send(message)
+            except OSError as error:  # what ASGI says of a client that is gone
+                raise ClientLeft from error
 
         try:
             await self.app(scope, receive, watched)
+        except ClientLeft:
+            return
         except Exception as error:  # noqa: BLE001 -- noted in full
             place = {"method": scope.get("method"), "path": scope.get("path")}
             unexpected.note(self.where, "unforeseen failure", error, **place)

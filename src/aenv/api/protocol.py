@@ -12,6 +12,7 @@ from asyncio.events import TimerHandle
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 MAX_HEAD = 128 * 1024
 """Bytes of a request's head, of its trailers or between two parts of its body: the parser keeps them all."""
@@ -24,6 +25,20 @@ _OFFERS = frozenset({b"upgrade", b"http2-settings"})
 """Headers with which a client offers another protocol."""
 
 _BODY = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class PatientWebSocket(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket, for clients that speak before they were answered, and wrongly."""
+
+    def handle_parser_exception(self) -> None:
+        """Called for what isn't WebSocket; uvicorn takes it that the handshake is over then."""
+        if self.conn.close_sent is not None:
+            super().handle_parser_exception()
+            return
+        self.close_sent = True
+        self.disconnected = True  # whoever answers the handshake learns that the client is gone
+        self.handshake_complete = True  # and nothing more is to be said
+        self.transport.close()
 
 
 class BoundedHttp(HttpToolsProtocol):

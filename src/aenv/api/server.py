@@ -18,7 +18,7 @@ from aenv import unexpected
 from aenv.api import logs
 from aenv.api.app import create_app
 from aenv.api.auth import ENVIRONMENT, ApiKeys
-from aenv.api.protocol import BoundedHttp
+from aenv.api.protocol import BoundedHttp, PatientWebSocket
 from aenv.errors import HostNotReady
 from aenv.images.progress import Progress, RichProgress
 from aenv.limits import raise_file_limit
@@ -80,7 +80,7 @@ class _HttpServer(uvicorn.Server):
             app,
             loop="none",
             http=BoundedHttp,
-            ws="websockets-sansio",
+            ws=PatientWebSocket,
             ws_max_size=MAX_MESSAGE,
             ws_per_message_deflate=False,
             ws_ping_interval=PING_INTERVAL,

@@ -19,6 +19,7 @@ from aenv.errors import SandboxNotFound
 from aenv.proxy.app import ProxyApp
 from aenv.sandboxes.base import Sandboxes
 from aenv.sandboxes.models import Endpoint
+from aenv.unexpected import ERRORS
 
 ID = "i0123456789abcdefghij"
 OTHER = "iother000000000000000"
@@ -128,6 +129,12 @@ async def upstream(handler: Handler) -> AsyncIterator[int]:
             task.cancel()
         await eventually(lambda: not running)
         await server.wait_closed()
+
+
+def unexpected_errors() -> float:
+    """How many unexpected errors this process has seen."""
+    (family,) = ERRORS.collect()
+    return sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
 
 
 async def read_head(reader: asyncio.StreamReader) -> bytes:

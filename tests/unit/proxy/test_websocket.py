@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -13,9 +15,21 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
+from websockets.utils import accept_key
 
 from aenv.sandboxes.models import Endpoint
-from tests.unit.proxy.support import ID, KEY, OTHER, Proxy, eventually, headers, raw_client
+from tests.unit.proxy.support import (
+    ID,
+    KEY,
+    OTHER,
+    Proxy,
+    eventually,
+    headers,
+    raw_client,
+    read_head,
+    unexpected_errors,
+    upstream,
+)
 
 BIG = 17 << 20
 
@@ -196,3 +210,49 @@ async def test_odd_handshakes_are_refused(proxy: Proxy) -> None:
             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
         )
         assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+
+
+def handshake(port: int) -> bytes:
+    """A WebSocket's handshake as a client sends it."""
+    return (
+        "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+        f"E2b-Sandbox-Id: {ID}\r\nE2b-Sandbox-Port: {port}\r\n\r\n"
+    ).encode()
+
+
+@pytest.mark.parametrize("early", [b"", b"\xff" * 20, b"\x81\x02hi"], ids=["nothing", "garbage", "unmasked"])
+@pytest.mark.parametrize("agrees", [True, False])
+async def test_clients_that_leave_or_babble_in_the_handshake_are_no_failure(
+    proxy: Proxy, early: bytes, agrees: bool
+) -> None:
+    noted = unexpected_errors()
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await read_head(reader)
+        asked.set()
+        await answer.wait()
+        key = re.search(rb"(?i)sec-websocket-key: *(\S+)", head)
+        assert key is not None
+        accepted = accept_key(key[1].decode()) if agrees else "no"
+        writer.write(
+            b"HTTP/1.1 101 X\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: "
+            + accepted.encode()
+            + b"\r\n\r\n\x81\x02ok"
+        )
+        await writer.drain()
+        await reader.read()
+
+    async with upstream(slow) as port:
+        async with raw_client(proxy.port) as (_, writer):
+            writer.write(handshake(port))
+            await asyncio.wait_for(asked.wait(), 10)
+            writer.write(early)
+            await writer.drain()
+        answer.set()
+        await eventually(lambda: proxy.links() == 0, 10)
+    assert unexpected_errors() == noted
+    assert failures == []
