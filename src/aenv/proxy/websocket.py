@@ -187,9 +187,13 @@ async def _to_client(send: Send, upstream: ClientConnection) -> None:
 
 
 def _refused(refusal: InvalidStatus) -> Response:
-    """The sandbox's own answer to a handshake that it didn't want."""
+    """The sandbox's own answer to a handshake that it didn't want. Raises `AnswerUnreadable` if it is none."""
     answer = refusal.response
-    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.raw_items()]
+    if answer.status_code < 200:
+        raise AnswerUnreadable(f"status {answer.status_code}")
+    given = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.raw_items()]
+    headers = end_to_end(given, _OURS | HOP_BY_HOP | {b"date"})
+    kind = [header for header in headers if header[0] == b"content-type"][:1]  # our server trips over two
     response = Response(bytes(answer.body or b""), answer.status_code)
-    response.raw_headers.extend(end_to_end(headers, _OURS | HOP_BY_HOP))
+    response.raw_headers.extend(kind + [header for header in headers if header[0] != b"content-type"])
     return response

@@ -256,3 +256,23 @@ async def test_clients_that_leave_or_babble_in_the_handshake_are_no_failure(
         await eventually(lambda: proxy.links() == 0, 10)
     assert unexpected_errors() == noted
     assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (b"HTTP/1.1 418 X\r\nDate: a\r\nDate: b\r\nContent-Type: a/b\r\nContent-Type: c/d\r\n\r\n", 418),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", 502),
+    ],
+)
+async def test_refusals_that_make_no_sense(proxy: Proxy, answer: bytes, status: int) -> None:
+    noted = unexpected_errors()
+
+    async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(answer)
+
+    async with upstream(refuses) as port, raw_client(proxy.port) as (reader, writer):
+        writer.write(handshake(port))
+        assert (await read_head(reader)).startswith(f"HTTP/1.1 {status} ".encode())
+    assert unexpected_errors() == noted
