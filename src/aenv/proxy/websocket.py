@@ -187,7 +187,7 @@ async def _to_client(send: Send, upstream: ClientConnection) -> None:
 
 
 def _refused(refusal: InvalidStatus) -> Response:
-    """The sandbox's own answer to a handshake that it didn't want. Raises `AnswerUnreadable` if it is none."""
+    """The sandbox's own answer to a handshake that it didn't want. Raises `AnswerUnreadable`."""
     answer = refusal.response
     if answer.status_code < 200:
         raise AnswerUnreadable(f"status {answer.status_code}")
