@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +25,7 @@ from e2b.sandbox_sync.filesystem.filesystem import Filesystem
 from e2b.sandbox_sync.filesystem.watch_handle import WatchHandle
 from e2b.sandbox_sync.git import Git
 
-from tests.server import ROOT
+from tests.server import ROOT, STATE
 from tests.unit.api.support import fake_settings, running
 
 DOCUMENT = ROOT / "docs" / "e2b-compatibility.md"
@@ -122,3 +127,38 @@ async def test_refused_endpoints_say_that_they_are(tmp_path: Path) -> None:
             answer = await server.request(method, re.sub(r"\{\w+\}", "x", path))
             assert answer.status == 400, endpoint
             assert "not supported yet" in answer.body["message"]
+
+
+IN_JAVASCRIPT = {"sandbox.pty.send_stdin": "sandbox.pty.send_input"}
+"""Methods that have another name there."""
+
+
+def _listed(command: Sequence[str | Path]) -> set[str]:
+    """The methods that a program prints, named as in Python."""
+    printed = json.loads(subprocess.check_output(command, timeout=60))
+    return {
+        f"{group}.{re.sub('([A-Z])', lambda found: '_' + found[1].lower(), name)}"
+        for group, names in printed.items()
+        for name in names
+    }
+
+
+def _programs() -> list[tuple[int, Sequence[str | Path]]]:
+    """The column of each other SDK, and the command that prints its methods."""
+    here, sdks = Path(__file__).parent, STATE / "sdks"
+    script = sdks / "js" / "e2b_methods.mjs"  # node finds packages from where a script is
+    shutil.copy(here / "e2b_methods.mjs", script)
+    return [
+        (0, [sdks / "python-2.45.1" / "bin" / "python", here / "e2b_methods.py"]),
+        (2, [Path(sys.executable).parent / "node", script]),
+    ]
+
+
+def test_what_the_other_sdks_lack_is_said() -> None:
+    for column, command in _programs():
+        there = _listed(command)
+        groups = {name.rpartition(".")[0] for name in there}
+        for method, (*verdicts, _) in _rows().items():
+            if method.rpartition(".")[0] in groups and method not in CLASSES_AS_A_WHOLE:
+                named = IN_JAVASCRIPT.get(method, method) if column == 2 else method
+                assert (verdicts[column] == ABSENT) == (named not in there), (method, command)
