@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aenv.durable import sync
-from aenv.errors import HostNotReady, StorageFailure
+from aenv.errors import HostNotReady, NoSpace, StorageFailure
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class Database:
     async def run(self, transaction: Callable[[sqlite3.Connection], T]) -> T:
         """Run `transaction`; commit if it returns, roll back if it raises.
 
-        Raises StorageFailure if the database can't do it, as on a full disk; nothing has changed then.
+        Raises StorageFailure if the database can't do it, NoSpace on a full disk; nothing has changed then.
         """
 
         def whole() -> T:
@@ -149,6 +149,8 @@ class Database:
                     self._connection.execute("BEGIN IMMEDIATE")
                     return transaction(self._connection)
             except sqlite3.DatabaseError as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                    raise NoSpace("the server's database: the host's disk is full") from error
                 raise StorageFailure(f"the server's database: {error}") from error
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, whole)

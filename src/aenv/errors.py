@@ -14,7 +14,8 @@ AenvError
 ├── KeyReused             422  an Idempotency-Key that belongs to another request
 ├── GuestUnresponsive     500  envd doesn't answer
 ├── RuntimeFailure        500  the VMM failed
-├── StorageFailure        500  the host's disk is full, or what is on it can't be read
+├── StorageFailure        500  what is on the host's disk can't be read, or it can't be written
+│   └── NoSpace           507  the host's disk is full
 ├── HostNotReady          500  a tool, a device or a permission is missing on the host
 ├── Overloaded            503  try again after `retry_after`
 └── ShuttingDown          503  the server is stopping
@@ -143,7 +144,14 @@ class RuntimeFailure(AenvError):
 
 
 class StorageFailure(AenvError):
-    """The host's disk is full, or what is on it can't be read; the message says which."""
+    """What is on the host's disk can't be read, or it can't be written; the message says which."""
+
+
+class NoSpace(StorageFailure):
+    """The host's disk is full. Nothing has changed."""
+
+    status = 507
+    retry = Retry.TRANSIENT
 
 
 class HostNotReady(AenvError):

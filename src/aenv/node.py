@@ -21,9 +21,11 @@ from aenv.network.base import NetworkPool
 from aenv.runtimes.base import Resources, Runtime
 from aenv.runtimes.choice import Chosen, choose_runtime
 from aenv.sandboxes import recovery, store
+from aenv.sandboxes.compaction import Compaction
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.machines import Machines
 from aenv.sandboxes.pools import Activity
+from aenv.sandboxes.reserve import Reserve
 from aenv.sandboxes.service import SandboxService
 from aenv.sandboxes.starting import Starter
 from aenv.sandboxes.states import LIVE, State
@@ -134,10 +136,13 @@ class Node:
             telemetry=self.telemetry,
             max_timeout=settings.max_timeout,
         )
-        self.sandboxes = SandboxService(core, settings.max_fork)
+        reserve = Reserve(settings.home / "reserve", settings.reserve_mib << 20)
+        self.sandboxes = SandboxService(core, settings.max_fork, reserve)
         stack.push_async_callback(self.sandboxes.close, CLOSE_SECONDS)
         await recovery.adopt(core, survivors)
         self._own(self.sandboxes.watch_deadlines())
+        self._own(self.sandboxes.room.run())
+        self._own(Compaction(core, self.runtime).run())
         self._own(self.telemetry.run())
         with progress.step("first spare VM"):
             await self.starter.hot.first(template.build.capture_id, FIRST_SPARE_SECONDS)

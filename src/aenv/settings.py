@@ -68,6 +68,9 @@ class Settings(BaseSettings):
     max_queued_starts: int = Field(
         64, ge=1, le=10000, description="VM starts that may wait for their turn; more are refused with 503"
     )
+    reserve_mib: int = Field(
+        256, ge=0, description="Disk space kept free for pauses when the disk is full, MiB; 0 keeps none"
+    )
     max_fork: int = Field(16, ge=1, le=100, description="Most children of one fork")
 
     default_timeout: int = Field(300, ge=1, description="Seconds to a sandbox's deadline, new API")

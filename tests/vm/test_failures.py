@@ -6,33 +6,22 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aenv.errors import InvalidRequest, RuntimeFailure
-from aenv.runtimes.base import BootSpec, Capture, Layer, Place, Resources
+from aenv.runtimes.base import BootSpec, Capture, Layer, Resources
 from aenv.runtimes.qemu.instance import QemuInstance
 from aenv.runtimes.qemu.layers import QemuLayers
 from aenv.runtimes.qemu.process import VmProcess
+from tests.small_disk import small_disk
 from tests.vm.support import Lab, Prepared
 
 pytestmark = pytest.mark.vm
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, mib: int) -> Iterator[Path]:
-    """A file system of `mib` MiB at `folder`."""
-    folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 async def with_delta(lab: Lab, prepared: Prepared) -> Capture:
@@ -187,22 +176,6 @@ async def test_captures_may_lie_on_another_file_system(lab: Lab, prepared: Prepa
         await again.thaw()
         assert await lab.ask(again, "GET", "/file/one") == b"1" * 100_000
         await lab.end(again)
-
-
-async def test_a_full_disk_under_the_guest_is_reported(lab: Lab, prepared: Prepared) -> None:
-    capture = prepared.captures[1]
-    with small_disk(lab.folder / "small", 3) as folder:
-        place = Place(await lab.pool.acquire(), folder)
-        vmm = await lab.runtime.spawn(capture, place)
-        instance = await vmm.load(capture)
-        await instance.thaw()
-        writing = asyncio.create_task(lab.ask(instance, "POST", "/traffic"))
-        assert "disk can't be written" in await asyncio.wait_for(instance.ended, 30)
-        await asyncio.gather(writing, return_exceptions=True)
-        with pytest.raises(RuntimeFailure, match="disk can't be written"):
-            await instance.freeze()
-        await instance.stop()
-        await lab.pool.release(place.slot)
 
 
 async def test_a_killed_vmm_is_noticed_in_every_state(lab: Lab, prepared: Prepared) -> None:

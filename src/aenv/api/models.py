@@ -273,6 +273,8 @@ class ListedSandbox(ResponseBody):
     envd_unresponsive_at_pause: Omitted[bool] = None
     pause_mode: Omitted[PauseMode] = None
     """What the pause kept, once it is over. E2B shows it in the detail only."""
+    pause_reason: Omitted[str] = None
+    """Why the server paused it though nobody asked for that. Not in E2B's API."""
 
     @classmethod
     def of(cls, sandbox: Sandbox) -> ListedSandbox:
@@ -326,6 +328,7 @@ def _common(sandbox: Sandbox) -> dict[str, Any]:
         "state": public_state(sandbox.state),
         "envd_unresponsive_at_pause": sandbox.envd_unresponsive_at_pause or None,
         "pause_mode": sandbox.pause_mode if sandbox.state is State.PAUSED else None,
+        "pause_reason": sandbox.reason if sandbox.state is State.PAUSED else None,
     }
 
 

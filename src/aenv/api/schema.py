@@ -53,6 +53,7 @@ _ERRORS: Mapping[int, tuple[str, Json]] = {
     413: ("The body is too large.", {}),
     422: ("The Idempotency-Key was used for another request.", {}),
     500: ("The server, a VM or its guest failed.", {"Should-Retry": _SHOULD_RETRY}),
+    507: ("The host's disk is full.", {"Should-Retry": _SHOULD_RETRY, "Retry-After": _RETRY_AFTER}),
     503: ("Not now.", {"Should-Retry": _SHOULD_RETRY, "Retry-After": _RETRY_AFTER}),
 }
 
@@ -149,6 +150,7 @@ def _shaped(path: str, method: str, parameters: list[Json], readers: list[Any]) 
     if "{sandbox_id}" in path and method != "GET":
         yield 409  # its state may not allow it
         yield 503  # the server is stopping, or has no room
+        yield 507
     for reader in readers:
         yield from getattr(reader, "failures", ())
 

@@ -68,6 +68,8 @@ def info(ctx: typer.Context, sandbox: SandboxArgument, output: OutputOption = No
 
     found = run(work())
     fields = [*zip(_COLUMNS, _cells(found), strict=True), ("ENDS", local_time(found.end_at))]
+    if "pauseReason" in found.wire:
+        fields.append(("PAUSED", found.wire["pauseReason"]))
     fields += [("METADATA", f"{key}={value}") for key, value in found.metadata.items()]
     print_fields(fields, found.wire, chosen_format(ctx, output))
 

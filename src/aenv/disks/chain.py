@@ -30,16 +30,26 @@ def placeholder(size: int) -> Node:
 
 def chain(name: str, overlay: Path, sealed: Sequence[Path], base: Path) -> Node:
     """The node `name`: the writable `overlay` over the `sealed` ones, oldest first, over the raw `base`."""
+    return {**fresh_overlay(name, overlay), "backing": sealed_chain(sealed, base)}
+
+
+def sealed_chain(sealed: Sequence[Path], base: Path) -> Node:
+    """The `sealed` overlays, oldest first, over the raw `base`; the node has no name yet."""
     below: Node = {"driver": "raw", "read-only": True, "file": _file(base, read_only=True)}
     for path in sealed:
-        below = {
-            "driver": "qcow2",
-            "read-only": True,
-            "file": _file(path, read_only=True),
-            "backing": below,
-            "cache": {"no-flush": True},
-        }
-    return {**fresh_overlay(name, overlay), "backing": below}
+        below = sealed_overlay(path, below)
+    return below
+
+
+def sealed_overlay(path: Path, below: Node | str) -> Node:
+    """A sealed overlay over a node, or over one that exists and is given by its name; it has no name yet."""
+    return {
+        "driver": "qcow2",
+        "read-only": True,
+        "file": _file(path, read_only=True),
+        "backing": below,
+        "cache": {"no-flush": True},
+    }
 
 
 def fresh_overlay(name: str, overlay: Path) -> Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -24,25 +25,26 @@ def copy_base(source: Path, target: Path) -> None:
     The file system's own clone is used where there is one. Blocking. Raises OSError; `target` is then
     removed.
     """
-    _new_base(source, target, None)
+    _new_base(source, target, None, lambda: None)
 
 
-def flatten(base: Path, delta: Path, target: Path) -> None:
+def flatten(base: Path, delta: Path, target: Path, go_on: Callable[[], None] = lambda: None) -> None:
     """Write `base` with the pages of `delta` to the new file `target`.
 
-    Blocking. Raises OSError, or RuntimeFailure if the delta is damaged; `target` is then removed.
+    Blocking; `go_on` is called now and then, and what it raises ends the work. Raises OSError, or
+    RuntimeFailure if the delta is damaged; `target` is then removed.
     """
-    _new_base(base, target, delta)
+    _new_base(base, target, delta, go_on)
 
 
-def _new_base(source: Path, target: Path, delta: Path | None) -> None:
+def _new_base(source: Path, target: Path, delta: Path | None, go_on: Callable[[], None]) -> None:
     from_ = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         to = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            _clone_or_copy(from_, to)
+            _clone_or_copy(from_, to, go_on)
             if delta is not None:
-                _apply(delta, to)
+                _apply(delta, to, go_on)
         except BaseException:
             target.unlink()
             raise
@@ -52,16 +54,16 @@ def _new_base(source: Path, target: Path, delta: Path | None) -> None:
         os.close(from_)
 
 
-def _clone_or_copy(source: int, target: int) -> None:
+def _clone_or_copy(source: int, target: int, go_on: Callable[[], None]) -> None:
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY):
             raise
-        _copy(source, target)
+        _copy(source, target, go_on)
 
 
-def _copy(source: int, target: int) -> None:
+def _copy(source: int, target: int, go_on: Callable[[], None]) -> None:
     size = os.fstat(source).st_size
     os.ftruncate(target, size)
     buffer = np.empty((_CHUNK_PAGES, WORDS), dtype=np.uint64)
@@ -75,6 +77,7 @@ def _copy(source: int, target: int) -> None:
             raise
         stop = os.lseek(source, start, os.SEEK_HOLE)
         for offset in range(start, stop, buffer.nbytes):
+            go_on()
             pages = buffer[: -(-min(buffer.nbytes, size - offset) // PAGE_SIZE)]
             read_exactly(source, bytes_of(pages), offset)
             for first, end in ranges_of(np.flatnonzero(pages.any(axis=1))).tolist():
@@ -82,10 +85,11 @@ def _copy(source: int, target: int) -> None:
         position = stop
 
 
-def _apply(delta: Path, target: int) -> None:
+def _apply(delta: Path, target: int, go_on: Callable[[], None]) -> None:
     buffer = np.empty((_CHUNK_PAGES, WORDS), dtype=np.uint64)
     with open_delta(delta, os.fstat(target).st_size) as reader:
         for ranges, pages in reader.pieces(buffer):
+            go_on()
             done = 0
             for first, end in ranges.tolist():
                 part = pages[done : done + end - first]

@@ -104,7 +104,13 @@ class Instance(Protocol):
     pid: int
     """Process id of the VMM, for accounting."""
     ended: asyncio.Future[str]
-    """Resolves to the reason, once, when the VMM ends or its guest can't go on (disk full, crash)."""
+    """Resolves to the reason, once, when the VMM ends or its guest can't go on (it crashed, say)."""
+    no_space: asyncio.Event
+    """Set while the VM stands still because the host has no room for what its guest writes.
+
+    The guest hears nothing of it: `thaw` clears this and writes again what couldn't be written, which may
+    set it anew. Meanwhile it can be frozen and captured as ever.
+    """
 
     async def freeze(self) -> None:
         """Stop the vCPUs. The guest sees no time pass. Idempotent."""
@@ -123,6 +129,14 @@ class Instance(Protocol):
 
         With `thaw` it is thawed by this call, as soon as the state is copied and before all of it is
         written, and also on failure. A request sent to the guest meanwhile waits until then.
+        """
+
+    async def compact(self) -> bool:
+        """Tighten what earlier captures left below the disk, if that is worth it; False if it isn't.
+
+        In the background: the guest may run, be frozen and captured meanwhile. The next capture names fewer
+        layers; earlier ones stay as they are. Raises `RuntimeFailure`, with nothing changed; cancelled, it
+        waits until the work has stopped.
         """
 
     async def stop(self) -> None:
@@ -184,6 +198,20 @@ class Runtime(Protocol):
         """End every VMM that an earlier server left, but for those in the folders `keep`; how many.
 
         `workspace` is the folder of all instances' folders. Called before anything is started there.
+        """
+
+    async def is_wasteful(self, capture: Capture, *, kept: bool) -> bool:
+        """Whether the capture is worth the work of `compact`. Raises `RuntimeFailure` if it can't be read.
+
+        `kept`: its instance is kept, and would have to be given up for it.
+        """
+
+    async def compact(self, capture: Capture, folder: Path) -> Capture:
+        """The same state in fewer or smaller layers; new ones are in `folder` (exists, empty).
+
+        In the background, with the lowest priority. The layers of `capture` aren't touched, and some may be
+        in both. Raises `RuntimeFailure`; cancelled, it waits until the work has stopped. What is in the
+        folder is then the caller's to remove.
         """
 
     async def close(self) -> None:

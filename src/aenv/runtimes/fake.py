@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import uuid
 from collections import defaultdict
 from collections.abc import Collection
@@ -20,10 +21,13 @@ from typing import Any
 
 from aiohttp import web
 
-from aenv.errors import AenvError, RuntimeFailure
+from aenv.errors import AenvError, NoSpace, RuntimeFailure
 from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Layer, Place, Resources, RuntimeIdentity
 
 PORT = 49983
+
+WASTEFUL = False
+"""What a runtime says of captures until it is told otherwise."""
 
 PAGE = 100
 """Entries of the journal in one answer."""
@@ -165,6 +169,8 @@ class FakeInstance:
         self.pid = os.getpid()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.guest = guest
+        self.compactions = 0
+        self.no_space = asyncio.Event()
         self._runtime = runtime
         self.frozen = True
 
@@ -172,6 +178,11 @@ class FakeInstance:
         """End as a crashed VMM does."""
         if not self.ended.done():
             self.ended.set_result(reason)
+        self.guest.run(running=False)
+
+    def stall(self) -> None:
+        """Stand still as a VM whose guest finds the host's disk full."""
+        self.no_space.set()
         self.guest.run(running=False)
 
     def check(self, operation: str) -> None:
@@ -190,7 +201,11 @@ class FakeInstance:
         """Let the guest go on."""
         self.check("thaw")
         self.frozen = False
-        self.guest.run(running=True)
+        self.no_space.clear()
+        if self._runtime.disk_is_full:
+            self.stall()
+        else:
+            self.guest.run(running=True)
 
     async def capture(self, folder: Path, *, thaw: bool = False, memory: bool = True) -> Capture:
         """Write the guest's memory and its disk to one layer each."""
@@ -200,6 +215,8 @@ class FakeInstance:
         contents["disk"] = json.dumps(self.guest.disk)
         try:
             self.check("capture")
+            if self._runtime.disk_is_full and not self._runtime.room_for_captures:
+                raise NoSpace("the fake disk is full")
         finally:
             if thaw and not self.ended.done():
                 await self.thaw()
@@ -207,6 +224,12 @@ class FakeInstance:
         for layer in layers:
             await asyncio.to_thread(layer.path.write_text, contents[layer.role])
         return Capture(self._runtime.identity, self.resources, layers, memory)
+
+    async def compact(self) -> bool:
+        """Count that it was asked to."""
+        self.check("compact")
+        self.compactions += 1
+        return True
 
     async def stop(self) -> None:
         """End it."""
@@ -244,10 +267,21 @@ class FakeRuntime:
     def __init__(self) -> None:
         self.identity = RuntimeIdentity("fake", "1", "none", "none")
         self.instances: dict[str, FakeInstance] = {}
+        self.disk_is_full = False
+        """Every guest that is thawed finds the disk full, as do captures that have no room."""
+        self.room_for_captures = True
+        self.wasteful = WASTEFUL
+        """What is said of every capture that wasn't compacted."""
+        self.compacting = asyncio.Event()
+        self.compacting.set()
+        """Cleared, a compaction waits in the middle until it is set again."""
         self._failures: dict[str, list[AenvError]] = defaultdict(list)
 
     def order_failure(self, operation: str, error: AenvError) -> None:
-        """Let the next `operation` (boot, spawn, load, adopt, freeze, thaw, capture) fail with `error`."""
+        """Let the next `operation` fail with `error`.
+
+        It is one of boot, spawn, load, adopt, freeze, thaw, capture and compact.
+        """
         self._failures[operation].append(error)
 
     def fail_if_ordered(self, operation: str) -> None:
@@ -308,6 +342,25 @@ class FakeRuntime:
         for instance in strays:
             await instance.stop()
         return len(strays)
+
+    async def is_wasteful(self, capture: Capture, *, kept: bool) -> bool:
+        """As `wasteful` says, unless a VM is kept."""
+        return (
+            self.wasteful
+            and not kept
+            and not any(each.path.name.startswith("compact") for each in capture.layers)
+        )
+
+    async def compact(self, capture: Capture, folder: Path) -> Capture:
+        """Copies of the layers."""
+        layers = []
+        for layer in capture.layers:
+            path = folder / f"compact-{layer.role}.json"
+            await asyncio.to_thread(shutil.copyfile, layer.path, path)
+            layers.append(Layer(layer.role, path))
+            await self.compacting.wait()
+            self.fail_if_ordered("compact")
+        return Capture(capture.identity, capture.resources, tuple(layers), capture.memory)
 
     async def close(self) -> None:
         """Nothing is held."""

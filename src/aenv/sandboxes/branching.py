@@ -35,8 +35,13 @@ class Branching:
         self._core = core
         self._creation = creation
 
-    async def pause(self, sandbox_id: str, *, memory: bool, require_healthy_guest: bool) -> None:
-        """Capture and stop, holding the lock. On failure the sandbox runs as before, or is lost."""
+    async def pause(
+        self, sandbox_id: str, *, memory: bool, require_healthy_guest: bool, reason: str | None = None
+    ) -> None:
+        """Capture and stop, holding the lock. On failure the sandbox runs as before, or is lost.
+
+        `reason` is for a pause that nobody asked for.
+        """
         core = self._core
         await core.telemetry.collect(sandbox_id)
         sandbox = await core.claim(sandbox_id, Operation.PAUSE)
@@ -56,6 +61,7 @@ class Branching:
                 instance_id=None,
                 envd_unresponsive_at_pause=captured.guest_unresponsive,
                 pause_mode="full" if memory else "filesystem",
+                reason=reason,
             )
 
         try:
@@ -68,10 +74,12 @@ class Branching:
             await finish(self._go_on(sandbox, machine, Operation.PAUSE, error))
             raise
         core.live.remove(sandbox_id)
-        core.telemetry.record(sandbox_id, "pause", "sandbox paused", memory=str(memory).lower())
-        # A VM whose memory is not to be kept must not come back.
-        given_up = core.starter.stopped.put(sandbox_id, machine) if memory else [machine]
-        self._core.tasks.start(self._settle(given_up, captured))
+        told = "sandbox paused" if reason is None else f"sandbox paused: {reason}"
+        core.telemetry.record(sandbox_id, "pause", told, memory=str(memory).lower())
+        # A VM whose memory is not to be kept must not come back, and one that lacks room needs it.
+        keep = memory and not machine.instance.no_space.is_set()
+        given_up = core.starter.stopped.put(sandbox_id, machine) if keep else [machine]
+        self._core.tasks.start(self._settle(sandbox_id, given_up, captured))
 
     async def snapshot(self, sandbox_id: str, name: Name | None, *, memory: bool) -> Template:
         """A snapshot of a running sandbox; a name that a snapshot already has gets a new build."""
@@ -135,7 +143,7 @@ class Branching:
             except BaseException:
                 await finish(core.unclaim(sandbox_id, operation))
                 raise
-        self._core.tasks.start(self._settle([], captured))
+        self._core.tasks.start(self._settle(sandbox_id, [], captured))
 
     @asynccontextmanager
     async def _kept(self, captured: Captured) -> AsyncIterator[None]:
@@ -152,7 +160,13 @@ class Branching:
     async def _go_on(
         self, sandbox: Sandbox, machine: Machine, operation: Operation, error: BaseException
     ) -> None:
-        """After an error the VM runs again and the sandbox is as before, or lost if it can't run."""
+        """After an error the VM runs again and the sandbox is as before, or lost if it can't run.
+
+        A VM that stood still for want of room stays so: `Room` sees to it.
+        """
+        if machine.instance.no_space.is_set():
+            await self._core.unclaim(sandbox.id, operation)
+            return
         try:
             await capturing.release(machine)
         except AenvError as failure:
@@ -174,7 +188,7 @@ class Branching:
         changes = {"capture_id": captured.id} if captured.capture.memory else {}
         store.change(connection, sandbox.id, {via}, state=State.RUNNING, **changes)
 
-    async def _settle(self, machines: Sequence[Machine], captured: Captured) -> None:
+    async def _settle(self, sandbox_id: str, machines: Sequence[Machine], captured: Captured) -> None:
         """After the answer: end what isn't kept, make the capture durable, then remove what isn't needed."""
         for machine in machines:
             await self._core.machines.destroy(machine)
@@ -184,6 +198,7 @@ class Branching:
             log.error("a capture can't be made durable", capture=captured.id, error=repr(error))
         else:
             await self._core.tidy()
+            self._core.on_captured(sandbox_id)
 
 
 def _of_name(connection: sqlite3.Connection, name: Name | None) -> Template | None:

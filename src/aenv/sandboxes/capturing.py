@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from aenv import timings
-from aenv.errors import AenvError, PauseRefused
+from aenv.errors import AenvError, NoSpace, PauseRefused
 from aenv.guest.client import EnvdClient
 from aenv.guest.errors import GuestError
 from aenv.runtimes.base import Capture
@@ -45,7 +45,11 @@ async def take(
     Raises PauseRefused if the agent doesn't answer and that is required. After a failure `release` lets
     the machine go on.
     """
-    refusal = await _freeze_guest(machine, flush=not memory)
+    stands_still = machine.instance.no_space.is_set()
+    if stands_still and not memory:
+        raise NoSpace("the guest can't write to its disk: the host's disk is full")
+    # A guest that stands still is whole, and finds nothing changed when it goes on: it needs no freezing.
+    refusal = None if stands_still else await _freeze_guest(machine, flush=not memory)
     if refusal is not None and require_healthy_guest:
         raise refusal
     async with _folder(captures) as (capture_id, folder):
@@ -66,6 +70,8 @@ async def take_in_passing(machine: Machine, captures: Captures, *, memory: bool)
     The stage `frozen` is the time in which no user process ran, at most: from the request to freeze them
     to the answer that they go on.
     """
+    if machine.instance.no_space.is_set():
+        raise NoSpace("the sandbox stands still: the host's disk is full")
     frozen = timings.Stopwatch("frozen")
     refusal = await _freeze_guest(machine, flush=not memory)
     if refusal is not None:

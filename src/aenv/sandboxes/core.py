@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import structlog
@@ -75,6 +75,10 @@ class Core:
         self.locks = KeyedLocks()
         self.tasks = TaskSet()
         self.closing = False
+        self.on_captured: Callable[[str], None] = lambda _sandbox_id: None
+        """Called with the id of each sandbox that was captured, once that is durable."""
+        self.on_admitted: Callable[[str, Machine], None] = lambda _sandbox_id, _machine: None
+        """Called with each sandbox that runs now, and its machine."""
         self.activity = activity
         self.max_timeout = max_timeout
 
@@ -166,6 +170,7 @@ class Core:
                     timeout=timeout,
                     instance_id=machine.id,
                     envd_unresponsive_at_pause=False,
+                    reason=None,
                     **changes,
                 )
             )
@@ -191,6 +196,7 @@ class Core:
                 self.tasks.start(self._lose(sandbox.id, machine, future.result()))
 
         machine.instance.ended.add_done_callback(ended)
+        self.on_admitted(sandbox.id, machine)
 
     async def _lose(self, sandbox_id: str, machine: Machine, reason: str) -> None:
         """The VM ended by itself. Does nothing if the sandbox has given it up meanwhile."""

@@ -15,6 +15,7 @@ class _Entry:
     machine: Machine
     endpoint: Endpoint
     open: bool = True
+    waits_for_room: bool = False
 
 
 class LiveSandboxes:
@@ -60,6 +61,18 @@ class LiveSandboxes:
         """Let new traffic in again."""
         if (entry := self._entries.get(sandbox_id)) is not None:
             entry.open = True
+            entry.waits_for_room = False
+
+    def wait_for_room(self, sandbox_id: str) -> None:
+        """Let no new traffic in until `reopen`: the VM stands still because the host's disk is full."""
+        if (entry := self._entries.get(sandbox_id)) is not None:
+            entry.open = False
+            entry.waits_for_room = True
+
+    def waits_for_room(self, sandbox_id: str) -> bool:
+        """Whether the sandbox has a machine that stands still."""
+        entry = self._entries.get(sandbox_id)
+        return entry is not None and entry.waits_for_room
 
     def remove(self, sandbox_id: str) -> Machine | None:
         """Forget the sandbox and cut its traffic; the machine is the caller's now."""

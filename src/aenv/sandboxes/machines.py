@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import structlog
 
 from aenv import ids
-from aenv.errors import RuntimeFailure, StorageFailure
+from aenv.errors import AenvError, NoSpace, RuntimeFailure, StorageFailure
+from aenv.full import write_failure
 from aenv.guest.client import EnvdClient, InitRequest
 from aenv.network.base import NetworkPool
 from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Place, Runtime
@@ -76,7 +78,8 @@ class Machines:
             folder.mkdir(parents=True)
         except OSError as error:
             await self._network.release(slot)
-            raise StorageFailure(f"a VM's folder can't be made in {folder}: {error.strerror}") from error
+            what = f"a VM's folder can't be made in {folder}"
+            raise write_failure(what, self._workspace, error, StorageFailure) from error
         return Place(slot, folder)
 
     async def _give_back(self, place: Place) -> None:
@@ -149,6 +152,23 @@ class Machines:
         await machine.guest.close()
         await machine.instance.stop()
         await self._give_back(machine.place)
+
+
+async def unless_full(machine: Machine, asked: Coroutine[Any, Any, None]) -> None:
+    """Ask the guest of a machine that has begun to run; its answer can't come while it stands still.
+
+    Raises NoSpace as soon as it does, so that nobody waits for a guest that waits for room.
+    """
+    answer, full = asyncio.ensure_future(asked), asyncio.ensure_future(machine.instance.no_space.wait())
+    try:
+        await asyncio.wait((answer, full), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise NoSpace("the VM stands still because the host's disk is full: make room, then try again")
+        answer.result()
+    finally:
+        await cancel(full)
+        with contextlib.suppress(AenvError):
+            await cancel(answer)
 
 
 async def _answers(machine: Machine) -> None:

@@ -57,7 +57,7 @@ class Sandbox:
     instance_id: str | None = None
     """The VM that belongs to it, or that it had when it was lost."""
     reason: str | None = None
-    """Why the sandbox is lost."""
+    """Why the sandbox is lost, or was paused though nobody asked for it."""
     build_id: str | None = None
     """The template's build that it was started from; unknown for records of before there were builds."""
     envd_unresponsive_at_pause: bool = False

@@ -119,6 +119,11 @@ class Pool(Generic[T]):
         self._surplus.extend(self._ready.pop(key, ()))
         self._wanted.set()
 
+    def forget_all(self) -> None:
+        """Give up everything, until it is asked for again."""
+        for key in list(self._ready):
+            self.forget(key)
+
     def take(self, key: str) -> T | None:
         """A ready thing, now the caller's, if there is one. Demand is noted."""
         self.want(key)
@@ -202,6 +207,10 @@ class StoppedMachines:
         while len(self._machines) > self._size:
             given_up.append(self._machines.popitem(last=False)[1])
         return given_up
+
+    def get(self, sandbox_id: str) -> Machine | None:
+        """The machine if it is still here, where it stays."""
+        return self._machines.get(sandbox_id)
 
     def take(self, sandbox_id: str) -> Machine | None:
         """The machine, now the caller's, if it is still here."""

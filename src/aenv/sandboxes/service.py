@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 
 import structlog
 
-from aenv.errors import AenvError, InvalidRequest, SandboxNotFound
+from aenv.errors import AenvError, InvalidRequest, NoSpace, SandboxNotFound
 from aenv.sandboxes import store
 from aenv.sandboxes.branching import Branching
 from aenv.sandboxes.core import Core
@@ -15,6 +16,8 @@ from aenv.sandboxes.creation import Creation
 from aenv.sandboxes.deadlines import Deadlines
 from aenv.sandboxes.idempotency import IdempotencyKeys
 from aenv.sandboxes.models import Census, CreateSandbox, Endpoint, Sandbox, SandboxFilter, Template
+from aenv.sandboxes.reserve import Reserve
+from aenv.sandboxes.room import PAUSED_BECAUSE, Room, cannot_write
 from aenv.sandboxes.states import Operation, State
 from aenv.tasks import finish
 from aenv.templates import names
@@ -28,12 +31,13 @@ AUTO_RESUME_TIMEOUT = 300.0
 class SandboxService:
     """All operations on the sandboxes of one node; implements `aenv.sandboxes.base.Sandboxes`."""
 
-    def __init__(self, core: Core, max_fork: int) -> None:
+    def __init__(self, core: Core, max_fork: int, reserve: Reserve) -> None:
         self._core = core
         self._max_fork = max_fork
         self._creation = Creation(core)
         self._keys = IdempotencyKeys(core.database)
         self._branching = Branching(core, self._creation)
+        self.room = Room(core, reserve, self._pause_for_want_of_room)
         self._deadlines = Deadlines(core, self._expire)
         self._pauses: dict[tuple[str, bool], asyncio.Future[None]] = {}
         """Pauses under way, by sandbox and whether they keep the memory."""
@@ -102,13 +106,32 @@ class SandboxService:
             if if_passed and not await self._deadlines.has_passed(sandbox_id):
                 return
             outcome = asyncio.ensure_future(
-                self._branching.pause(sandbox_id, memory=memory, require_healthy_guest=require_healthy_guest)
+                self._saved(sandbox_id, memory=memory, require_healthy_guest=require_healthy_guest)
             )
             self._pauses[sandbox_id, memory] = outcome
             try:
                 await outcome
             finally:
                 del self._pauses[sandbox_id, memory]
+
+    async def _saved(self, sandbox_id: str, *, memory: bool, require_healthy_guest: bool) -> None:
+        """Pause; if the disk is full, once more with all the room that can be made."""
+        await self.room.make_if_short()
+        pause = functools.partial(
+            self._branching.pause, sandbox_id, memory=memory, require_healthy_guest=require_healthy_guest
+        )
+        try:
+            await pause()
+        except NoSpace as error:
+            log.warning("a pause found the disk full", sandbox=sandbox_id, error=str(error))
+            await self.room.make(for_pause=True)
+            await self._core.unclaim(sandbox_id, Operation.PAUSE)  # there was no room to record the failure
+            await pause()
+
+    async def _pause_for_want_of_room(self, sandbox_id: str) -> None:
+        await self._branching.pause(
+            sandbox_id, memory=True, require_healthy_guest=False, reason=PAUSED_BECAUSE
+        )
 
     async def kill(self, sandbox_id: str) -> None:
         """Delete a sandbox; see `Sandboxes.kill`."""
@@ -174,6 +197,8 @@ class SandboxService:
         async with self._core.locks.hold(sandbox_id):
             sandbox = await self._core.get(sandbox_id)
             found = self._core.live.endpoint(sandbox_id)
+            if self._core.live.waits_for_room(sandbox_id):
+                raise cannot_write(sandbox_id)
         wakes = sandbox.auto_resume and sandbox.memory_is_usable  # else whoever sent it would meet a reboot
         if found is None and sandbox.state is State.PAUSED and wakes:
             timeout = max(sandbox.timeout, AUTO_RESUME_TIMEOUT)

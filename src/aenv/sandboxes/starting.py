@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import structlog
 
 from aenv import timings
-from aenv.errors import AenvError, GuestUnresponsive, Overloaded
+from aenv.errors import AenvError, GuestUnresponsive, NoSpace, Overloaded
 from aenv.guest.client import InitRequest
 from aenv.runtimes.base import BareVmm, BootSpec, Capture
-from aenv.sandboxes.machines import GUEST_TIMEOUT, Machine, Machines, identity
+from aenv.sandboxes.machines import GUEST_TIMEOUT, Machine, Machines, identity, unless_full
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.pools import Activity, Pool, StoppedMachines
 from aenv.snapshots.captures import Captures
@@ -104,6 +104,8 @@ class Starter:
             except AenvError as error:
                 if isinstance(error, GuestUnresponsive) and not hot:
                     raise  # the same state is on disk: its agent wouldn't answer from there either
+                if isinstance(error, NoSpace):
+                    raise
                 log.warning("a spare VM didn't come back", sandbox=sandbox.id, error=str(error))
         async with self._turn():
             capture = await self._captures.get(sandbox.capture_id)
@@ -138,7 +140,7 @@ class Starter:
             await machine.instance.thaw()
             timings.mark("running")
             async with asyncio.timeout(GUEST_TIMEOUT):
-                await machine.guest.init(identity(sandbox))
+                await unless_full(machine, machine.guest.init(identity(sandbox)))
                 machine.guest.set_token(sandbox.envd_token)
             timings.mark("answering")
         except TimeoutError as error:

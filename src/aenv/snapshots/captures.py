@@ -19,6 +19,7 @@ from aenv import ids
 from aenv.database import Database
 from aenv.durable import sync
 from aenv.errors import RuntimeFailure, StorageFailure
+from aenv.full import write_failure
 from aenv.runtimes.base import Capture, Layer
 
 log = structlog.get_logger()
@@ -51,7 +52,8 @@ class Captures:
         try:
             folder.mkdir(parents=True)
         except OSError as error:
-            raise StorageFailure(f"a capture can't be written to {folder}: {error.strerror}") from error
+            what = f"a capture can't be written to {folder}"
+            raise write_failure(what, self._folder, error, StorageFailure) from error
         return capture_id, folder
 
     async def discard(self, capture_id: str) -> None:

@@ -21,6 +21,7 @@ from aenv.errors import RuntimeFailure
 from aenv.network.base import Slot
 from aenv.runtimes.base import Place, Resources, RuntimeIdentity
 from aenv.runtimes.qemu import leftovers
+from aenv.runtimes.qemu.compaction import Workshop
 from aenv.runtimes.qemu.disk import InstanceDisk
 from aenv.runtimes.qemu.instance import QemuInstance
 from aenv.runtimes.qemu.process import VmProcess
@@ -66,7 +67,9 @@ def find(folder: Path) -> Place:
     return Place(described(folder).slot, folder)
 
 
-async def adopt(place: Place, check: Callable[[RuntimeIdentity], None], workers: Executor) -> QemuInstance:
+async def adopt(
+    place: Place, check: Callable[[RuntimeIdentity], None], workers: Executor, workshop: Workshop
+) -> QemuInstance:
     """The VM at `place`, frozen or not, as it was left. On any failure it is ended.
 
     `check` raises RuntimeFailure for the identity of captures that couldn't be restored any more.
@@ -92,6 +95,7 @@ async def adopt(place: Place, check: Callable[[RuntimeIdentity], None], workers:
             booted=bool(shared),
             frozen=not status["running"],
             workers=workers,
+            workshop=workshop,
         )
     except BaseException as error:
         await process.stop()

@@ -9,10 +9,12 @@ from concurrent.futures import Executor
 from typing import Final
 
 from aenv.errors import RuntimeFailure
+from aenv.full import write_failure
 from aenv.memory.live import load_memory
 from aenv.runtimes.base import Capture, Place
 from aenv.runtimes.qemu import adoption
 from aenv.runtimes.qemu.blocking import to_the_end, together
+from aenv.runtimes.qemu.compaction import Workshop
 from aenv.runtimes.qemu.disk import InstanceDisk
 from aenv.runtimes.qemu.instance import QemuInstance
 from aenv.runtimes.qemu.layers import QemuLayers
@@ -37,6 +39,7 @@ class QemuBareVmm:
         place: Place,
         state: int,
         workers: Executor,
+        workshop: Workshop,
     ) -> None:
         self.key = key
         self.place = place
@@ -46,6 +49,7 @@ class QemuBareVmm:
         self._state: int | None = state
         self._state_number = state
         self._workers = workers
+        self._workshop = workshop
 
     async def load(self, capture: Capture) -> QemuInstance:
         """Put `capture` into the VMM; the instance is frozen. On failure the VMM is stopped."""
@@ -60,7 +64,9 @@ class QemuBareVmm:
             reason = self.ended.result() if self.ended.done() else None
             await self.stop()
             if isinstance(error, OSError):
-                raise RuntimeFailure(f"the capture can't be loaded: {reason or error}") from error
+                failure = RuntimeFailure(reason) if reason else error
+                what, folder = "the capture can't be loaded", self.place.folder
+                raise write_failure(what, folder, failure, RuntimeFailure) from error
             raise
         finally:
             self._close_state()
@@ -90,6 +96,7 @@ class QemuBareVmm:
             booted=False,
             frozen=True,
             workers=self._workers,
+            workshop=self._workshop,
         )
 
     def _load_memory(self, capture: Capture, layers: QemuLayers, state: int) -> None:

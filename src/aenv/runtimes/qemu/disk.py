@@ -1,21 +1,45 @@
-"""The disk of one instance: its chain of overlays, and the sealing of the topmost one."""
+"""The disk of one instance: its chain of overlays, the sealing of the topmost one, merging of those below."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aenv.disks.chain import chain, fresh_overlay, read_chain, root_over
+import structlog
+
+from aenv.disks.chain import chain, fresh_overlay, read_chain, root_over, sealed_chain, sealed_overlay
+from aenv.disks.merge import merge
 from aenv.disks.qcow2 import create_overlay
 from aenv.errors import RuntimeFailure
 from aenv.runtimes.qemu.blocking import to_the_end
+from aenv.runtimes.qemu.compaction import Workshop, overlays_to_merge
 from aenv.runtimes.qemu.layers import DiskLayers
 from aenv.runtimes.qemu.process import VmProcess
 
+log = structlog.get_logger()
+
 _OVERLAY: Final = re.compile(r"disk-(\d+)\.qcow2")
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """An overlay of the instance's own: its file, and the name of its node."""
+
+    node: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Merged:
+    """An overlay that holds what those from `start` to before `end` do, counted from the lowest of all."""
+
+    overlay: Overlay
+    start: int
+    end: int
 
 
 class InstanceDisk:
@@ -28,13 +52,12 @@ class InstanceDisk:
 
     def __init__(self, folder: Path, size: int, inherited: DiskLayers) -> None:
         self.inherited = inherited
-        self.sealed: list[Path] = []
+        self._sealed: list[Overlay] = []
         self._folder = folder
         self._size = size
         self._made = 0
-        self._top = ""
-        self._top_path = Path()
-        self._next: tuple[str, Path] | None = None
+        self._top = Overlay("", Path())
+        self._next: Overlay | None = None
 
     @classmethod
     async def adopt(cls, process: VmProcess, folder: Path, size: int) -> InstanceDisk:
@@ -45,17 +68,17 @@ class InstanceDisk:
         stats: Any = await process.execute("query-blockstats")
         nodes: Any = await process.execute("query-named-block-nodes", {"flat": True})
         found = read_chain(stats, nodes)
-        own = [path for path in found.values() if path.parent == folder]
+        own = [Overlay(node, path) for node, path in found.items() if path.parent == folder]
         base, *overlays = reversed([path for path in found.values() if path.parent != folder])
         if not own:
             raise RuntimeFailure(f"the VM writes to none of the overlays in {folder}")
         disk = cls(folder, size, DiskLayers(base, tuple(overlays)))
-        disk._top, disk._top_path = next(iter(found)), own[0]
-        disk.sealed = own[:0:-1]
+        disk._top, *sealed = own
+        disk._sealed = sealed[::-1]
         for path in await asyncio.to_thread(lambda: list(folder.iterdir())):
             if match := _OVERLAY.fullmatch(path.name):
                 disk._made = max(disk._made, int(match[1]))
-                if path not in own:
+                if all(path != overlay.path for overlay in own):
                     await disk._drop(process, path)
         return disk
 
@@ -67,19 +90,24 @@ class InstanceDisk:
 
     def create(self) -> dict[str, object]:
         """Make the first overlay and return the node of the whole chain. Blocking; raises OSError."""
-        self._top, self._top_path = self._new_overlay()
-        return chain(self._top, self._top_path, self.inherited.overlays, self.inherited.base)
+        self._top = self._new_overlay()
+        return chain(self._top.node, self._top.path, self.inherited.overlays, self.inherited.base)
 
     @property
     def top(self) -> str:
         """The name of the node that the guest's writes go to."""
-        return self._top
+        return self._top.node
+
+    @property
+    def sealed(self) -> tuple[Path, ...]:
+        """The instance's own immutable overlays, lowest first: they stand on those it inherited."""
+        return tuple(overlay.path for overlay in self._sealed)
 
     async def attach(self, process: VmProcess) -> None:
         """Put the chain in the place of the placeholder below `ROOT`. Raises RuntimeFailure, OSError."""
         node = await to_the_end(asyncio.to_thread(self.create))
         await process.execute("blockdev-add", node)
-        await process.execute("blockdev-reopen", {"options": [root_over(self._top)]})
+        await process.execute("blockdev-reopen", {"options": [root_over(self._top.node)]})
 
     async def prepare(self, process: VmProcess) -> None:
         """Open the next overlay ahead of a seal: the guest may still run. Idempotent.
@@ -95,28 +123,90 @@ class InstanceDisk:
         """
         await to_the_end(self._seal(process))
 
+    async def merge(self, workshop: Workshop) -> Merged | None:
+        """Write what the disk stands on into fewer overlays, if it stands on many; for `exchange`.
+
+        The guest may run, and more overlays may be sealed meanwhile. Raises RuntimeFailure, OSError; no file
+        is left then.
+        """
+        below = (*self.inherited.overlays, *self.sealed)
+        start = await asyncio.to_thread(overlays_to_merge, below)
+        if start is None:
+            return None
+        overlay = self._new_name()
+        await workshop.run(lambda go_on: merge(below[start:], overlay.path, go_on))
+        return Merged(overlay, start, len(below))
+
+    async def exchange(self, process: VmProcess, merged: Merged) -> None:
+        """Let the disk stand on the merged overlay instead of those it was made from.
+
+        Nothing was exchanged since it was made. Raises RuntimeFailure; the disk is then as before, and the
+        merged overlay removed.
+        """
+        await to_the_end(self._exchange(process, merged))
+
+    async def _exchange(self, process: VmProcess, merged: Merged) -> None:
+        inherited = self.inherited.overlays
+        first, last = (max(0, end - len(inherited)) for end in (merged.start, merged.end))
+        kept, gone, above = self._sealed[:first], self._sealed[first:last], self._sealed[last:]
+        kept_inherited = DiskLayers(self.inherited.base, inherited[: merged.start])
+        below = kept[-1].node if kept else sealed_chain(kept_inherited.overlays, kept_inherited.base)
+        overlay = merged.overlay
+        try:
+            node = {**sealed_overlay(overlay.path, below), "node-name": overlay.node}
+            await process.execute("blockdev-add", node)
+            try:
+                await process.execute("blockdev-reopen", {"options": [self._over(above, overlay.node)]})
+            except BaseException:
+                await _forget(process, overlay.node)
+                raise
+        except BaseException:
+            overlay.path.unlink(missing_ok=True)
+            raise
+        self.inherited = kept_inherited
+        self._sealed = [*kept, overlay, *above]
+        for old in reversed(gone):
+            await _forget(process, old.node)
+            old.path.unlink(missing_ok=True)
+
+    def _over(self, above: list[Overlay], below: str) -> dict[str, object]:
+        """The lowest overlay that isn't merged as it shall be: over the node `below`."""
+        if above:
+            return {**sealed_overlay(above[0].path, below), "node-name": above[0].node}
+        return {**fresh_overlay(self._top.node, self._top.path), "backing": below}
+
     async def _prepare(self, process: VmProcess) -> None:
         if self._next is not None:
             return
-        name, path = await asyncio.to_thread(self._new_overlay)
+        overlay = await asyncio.to_thread(self._new_overlay)
         try:
-            await process.execute("blockdev-add", fresh_overlay(name, path))
+            await process.execute("blockdev-add", fresh_overlay(overlay.node, overlay.path))
         except BaseException:
-            path.unlink(missing_ok=True)
+            overlay.path.unlink(missing_ok=True)
             raise
-        self._next = (name, path)
+        self._next = overlay
 
     async def _seal(self, process: VmProcess) -> None:
         await self._prepare(process)
         assert self._next is not None  # noqa: S101 - just prepared
-        name, path = self._next
-        await process.execute("blockdev-snapshot", {"node": self._top, "overlay": name})
-        self.sealed.append(self._top_path)
-        self._top, self._top_path, self._next = name, path, None
+        await process.execute("blockdev-snapshot", {"node": self._top.node, "overlay": self._next.node})
+        self._sealed.append(self._top)
+        self._top, self._next = self._next, None
 
-    def _new_overlay(self) -> tuple[str, Path]:
+    def _new_overlay(self) -> Overlay:
+        overlay = self._new_name()
+        create_overlay(overlay.path, self._size)
+        return overlay
+
+    def _new_name(self) -> Overlay:
         self._made += 1
         name = f"disk-{self._made}"
-        path = self._folder / f"{name}.qcow2"
-        create_overlay(path, self._size)
-        return name, path
+        return Overlay(name, self._folder / f"{name}.qcow2")
+
+
+async def _forget(process: VmProcess, node: str) -> None:
+    """Close a node that nothing stands on. One that can't be closed costs a descriptor."""
+    try:
+        await process.execute("blockdev-del", {"node-name": node})
+    except RuntimeFailure as error:
+        log.warning("a disk overlay can't be closed", node=node, error=str(error))

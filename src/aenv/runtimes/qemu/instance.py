@@ -8,11 +8,13 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from aenv.errors import RuntimeFailure
+from aenv.full import write_failure
 from aenv.memory.flatten import copy_base
 from aenv.memory.live import MemoryCopy, save_memory
 from aenv.runtimes.base import Capture, Place, Resources, RuntimeIdentity
 from aenv.runtimes.qemu.blocking import to_the_end, together
-from aenv.runtimes.qemu.disk import InstanceDisk
+from aenv.runtimes.qemu.compaction import Workshop
+from aenv.runtimes.qemu.disk import InstanceDisk, Merged
 from aenv.runtimes.qemu.layers import DiskLayers, QemuLayers, publish
 from aenv.runtimes.qemu.process import VmProcess
 
@@ -23,7 +25,7 @@ class QemuInstance:
     `memory` is the file that its memory maps: after a load the base, which other VMs share and only this
     process's own pages differ from; after a boot (`booted`) a file of its own that all writes go to. A
     capture then copies that whole file into a new base instead of writing a delta. `frozen` says whether its
-    vCPUs are stopped now. `workers` are the threads that copy memory.
+    vCPUs are stopped now. `workers` are the threads that copy memory, `workshop` is for work that can wait.
     """
 
     def __init__(
@@ -38,19 +40,23 @@ class QemuInstance:
         booted: bool,
         frozen: bool,
         workers: Executor,
+        workshop: Workshop,
     ) -> None:
         self.place = place
         self.resources = resources
         self.pid = process.pid
         self.ended = process.ended
+        self.no_space = process.no_space
         self._process = process
         self._identity = identity
         self._disk = disk
         self._memory = memory
         self._booted = booted
         self._workers = workers
+        self._workshop = workshop
         self._frozen = frozen
         self._busy = asyncio.Lock()
+        self._compacting = asyncio.Lock()
 
     async def freeze(self) -> None:
         """Stop the vCPUs."""
@@ -79,12 +85,27 @@ class QemuInstance:
                 return await self._capture(folder, thaw=thaw, memory=memory)
             except (OSError, RuntimeFailure) as error:
                 self._process.check()
-                if isinstance(error, RuntimeFailure):
-                    raise
-                raise RuntimeFailure(f"the capture can't be written to {folder}: {error}") from error
+                raise write_failure(
+                    f"the capture can't be written to {folder}", folder, error, RuntimeFailure
+                ) from error
             finally:
                 if thaw and not self.ended.done():
                     await self._thaw()
+
+    async def compact(self) -> bool:
+        """Merge overlays that the disk stands on; see `aenv.runtimes.base.Instance.compact`."""
+        async with self._compacting:
+            self._process.check()
+            try:
+                merged = await self._disk.merge(self._workshop)
+            except OSError as error:
+                folder = self.place.folder
+                what = f"a disk can't be compacted in {folder}"
+                raise write_failure(what, folder, error, RuntimeFailure) from error
+            if merged is None:
+                return False
+            await to_the_end(self._exchange(merged))
+            return True
 
     async def stop(self) -> None:
         """End the process, reap it and close all that belongs to it."""
@@ -95,8 +116,13 @@ class QemuInstance:
         answer = await self._process.execute("ringbuf-read", {"device": "console", "size": 65536})
         return str(answer)
 
+    async def _exchange(self, merged: Merged) -> None:
+        async with self._busy:
+            await self._disk.exchange(self._process, merged)
+
     async def _thaw(self) -> None:
-        if self._frozen:
+        if self._frozen or self.no_space.is_set():
+            self.no_space.clear()
             await to_the_end(self._run("cont", frozen=False))
 
     async def _run(self, command: str, *, frozen: bool) -> None:
@@ -110,7 +136,7 @@ class QemuInstance:
             copying = loop.run_in_executor(self._workers, self._save_memory, folder)
             copy, _ = await together(copying, self._save_devices(folder / "device-state"))
         await self._disk.seal(self._process)
-        overlays = tuple(self._disk.sealed)
+        overlays = self._disk.sealed
         if thaw:
             await self._thaw()
         disk = await to_the_end(loop.run_in_executor(self._workers, self._finish, folder, copy, overlays))

@@ -12,10 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from aenv.errors import RuntimeFailure
 from aenv.runtimes.qemu import leftovers, monitor
 from aenv.runtimes.qemu.blocking import to_the_end
 from aenv.runtimes.qemu.monitor import Monitor
+
+log = structlog.get_logger()
 
 _STDERR_BYTES: Final = 65536
 _STDERR_LINES: Final = 3
@@ -40,6 +44,8 @@ class VmProcess:
         self.pid = pid
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.monitor = Monitor(self._on_event)
+        self.no_space = asyncio.Event()
+        """QEMU stopped the VM because there was no space for what the guest wrote; `cont` tries again."""
         self.migration: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolves to the outcome of loading device state: "completed" or "failed"."""
         self._child = child
@@ -137,8 +143,8 @@ class VmProcess:
         return ": " + "; ".join(lines[-_STDERR_LINES:]) if lines else ""
 
     def _on_event(self, name: str, data: Mapping[str, object]) -> None:
-        if name == "BLOCK_IO_ERROR" and data.get("action") == "stop":
-            self._end(f"its disk can't be written on the host: {data.get('reason', 'no space')}")
+        if name == "BLOCK_IO_ERROR":
+            self._on_io_error(data)
         elif name == "GUEST_PANICKED":
             self._end("the guest's kernel panicked")
         elif name == "SHUTDOWN" and data.get("guest"):
@@ -146,6 +152,14 @@ class VmProcess:
             self._end("the guest powered off" if powered_off else "the guest's kernel crashed or restarted")
         elif name == "MIGRATION" and not self.migration.done():
             self._on_migration(str(data.get("status")))
+
+    def _on_io_error(self, data: Mapping[str, object]) -> None:
+        """QEMU's default: without space the VM stops, of anything else the guest is told and may go on."""
+        if data.get("action") == "stop":
+            self.no_space.set()
+        else:
+            what = {key: data.get(key) for key in ("operation", "reason")}
+            log.error("a guest's disk can't be used on the host: the guest was told", pid=self.pid, **what)
 
     def _on_migration(self, status: str) -> None:
         if status in ("completed", "failed"):

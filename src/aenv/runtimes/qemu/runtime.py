@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from aenv.disks.chain import placeholder, root_over
 from aenv.errors import HostNotReady, InvalidRequest, RuntimeFailure
+from aenv.full import write_failure
 from aenv.images.bundle import GuestBundle
 from aenv.network.base import Slot
 from aenv.runtimes.base import BootSpec, Capture, Place, Resources, RuntimeIdentity
@@ -20,6 +21,7 @@ from aenv.runtimes.qemu import adoption, leftovers
 from aenv.runtimes.qemu.bare import QemuBareVmm
 from aenv.runtimes.qemu.blocking import to_the_end
 from aenv.runtimes.qemu.command import Machine, arguments
+from aenv.runtimes.qemu.compaction import Workshop, compacted, is_wasteful
 from aenv.runtimes.qemu.disk import InstanceDisk
 from aenv.runtimes.qemu.host import find_qemu, host_cpu, kvm_works
 from aenv.runtimes.qemu.instance import QemuInstance
@@ -47,6 +49,7 @@ class QemuRuntime:
         self._machine = machine
         self._open_tap = open_tap
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="aenv-memory")
+        self._workshop = Workshop()
 
     @classmethod
     async def create(
@@ -102,7 +105,9 @@ class QemuRuntime:
                 spec.resources, place, memory, (chain, root_over(disk.top)), boot=True, state=None
             )
         except OSError as error:
-            raise RuntimeFailure(f"the VM can't be started in {place.folder}: {error}") from error
+            raise write_failure(
+                f"the VM can't be started in {place.folder}", place.folder, error, RuntimeFailure
+            ) from error
         return QemuInstance(
             process,
             identity=self.identity,
@@ -113,6 +118,7 @@ class QemuRuntime:
             booted=True,
             frozen=False,
             workers=self._workers,
+            workshop=self._workshop,
         )
 
     async def spawn(self, capture: Capture, place: Place) -> QemuBareVmm:
@@ -130,11 +136,21 @@ class QemuRuntime:
             process = await self._start(resources, place, layers.memory_base, disk, boot=False, state=state)
         except OSError as error:
             os.close(state)
-            raise RuntimeFailure(f"the VM can't be started in {place.folder}: {error}") from error
+            raise write_failure(
+                f"the VM can't be started in {place.folder}", place.folder, error, RuntimeFailure
+            ) from error
         except BaseException:
             os.close(state)
             raise
-        return QemuBareVmm(process, key=key, key_of=self.key, place=place, state=state, workers=self._workers)
+        return QemuBareVmm(
+            process,
+            key=key,
+            key_of=self.key,
+            place=place,
+            state=state,
+            workers=self._workers,
+            workshop=self._workshop,
+        )
 
     def key(self, capture: Capture) -> str:
         """The memory base and the machine's size. Raises RuntimeFailure for another identity."""
@@ -149,14 +165,31 @@ class QemuRuntime:
 
     async def adopt(self, place: Place) -> QemuInstance:
         """Go on with it. One whose captures this runtime couldn't restore is ended."""
-        return await adoption.adopt(place, self._check_identity, self._workers)
+        return await adoption.adopt(place, self._check_identity, self._workers, self._workshop)
 
     async def end_strays(self, workspace: Path, keep: Collection[Path]) -> int:
         """Kill the other ones, whatever they were doing."""
         return await asyncio.to_thread(leftovers.end_strays, workspace, keep)
 
+    async def is_wasteful(self, capture: Capture, *, kept: bool) -> bool:
+        """Many overlays, or a large delta; see `aenv.runtimes.qemu.compaction`."""
+        try:
+            return await asyncio.to_thread(is_wasteful, capture, kept=kept)
+        except OSError as error:
+            raise RuntimeFailure(f"the layers of a capture can't be looked at: {error}") from error
+
+    async def compact(self, capture: Capture, folder: Path) -> Capture:
+        """Merge overlays, and base and delta; see `aenv.runtimes.base.Runtime.compact`."""
+        try:
+            return await self._workshop.run(lambda go_on: compacted(capture, folder, go_on))
+        except OSError as error:
+            raise write_failure(
+                f"a capture can't be compacted in {folder}", folder, error, RuntimeFailure
+            ) from error
+
     async def close(self) -> None:
         """End the threads."""
+        await self._workshop.close()
         await asyncio.to_thread(self._workers.shutdown)
 
     async def _start(

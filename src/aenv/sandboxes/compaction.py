@@ -1,0 +1,110 @@
+"""Keeps what sandboxes have on disk in proportion to what is in them, in the background.
+
+Every capture leaves layers behind. A running sandbox's VM tightens what it stands on while it runs; the
+capture of a paused one is replaced by a tighter one. Whatever a client does meanwhile comes first: then the
+work was for nothing, and the next capture is another occasion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import structlog
+
+from aenv import unexpected
+from aenv.errors import AenvError
+from aenv.runtimes.base import Capture, Runtime
+from aenv.sandboxes import store
+from aenv.sandboxes.core import Core
+from aenv.sandboxes.models import Sandbox
+from aenv.sandboxes.states import State
+from aenv.tasks import finish
+
+log = structlog.get_logger()
+
+
+class Compaction:
+    """Looks at sandboxes that were captured, one at a time, in quiet moments."""
+
+    def __init__(self, core: Core, runtime: Runtime) -> None:
+        self._core = core
+        self._runtime = runtime
+        self._waiting: dict[str, None] = {}
+        self._wanted = asyncio.Event()
+        core.on_captured = self.want
+
+    def want(self, sandbox_id: str) -> None:
+        """Say that a sandbox may have become wasteful."""
+        self._waiting[sandbox_id] = None
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Work until cancelled; begins with all that are paused."""
+        paused = await self._core.database.run(lambda c: store.in_states(c, {State.PAUSED}))
+        for sandbox in paused:
+            self.want(sandbox.id)
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            while self._waiting:
+                await self._core.activity.quiet()
+                sandbox_id = next(iter(self._waiting))
+                del self._waiting[sandbox_id]
+                await self._try(sandbox_id)
+
+    async def _try(self, sandbox_id: str) -> None:
+        try:
+            await self._compact(sandbox_id)
+        except (AenvError, OSError) as error:
+            log.warning("a sandbox can't be compacted", sandbox=sandbox_id, error=str(error))
+        except Exception as error:  # noqa: BLE001 (a sandbox that can't be compacted mustn't keep the others)
+            unexpected.note("compaction", "a sandbox can't be compacted", error, sandbox=sandbox_id)
+
+    async def _compact(self, sandbox_id: str) -> None:
+        core = self._core
+        sandbox = await core.database.run(lambda c: store.get(c, sandbox_id))
+        if sandbox is None:
+            return
+        machine = core.live.machine(sandbox_id) or core.starter.stopped.get(sandbox_id)
+        if machine is not None and await machine.instance.compact():
+            log.info("the disk of a VM was compacted", sandbox=sandbox_id)
+        if sandbox.state is State.PAUSED:
+            capture = await core.captures.get(sandbox.capture_id)
+            if await self._runtime.is_wasteful(capture, kept=machine is not None):
+                await self._replace(sandbox, capture)
+
+    async def _replace(self, sandbox: Sandbox, capture: Capture) -> None:
+        """Make a tighter capture and let the sandbox be paused to it, if it still is to the same."""
+        core = self._core
+        capture_id, folder = core.captures.new()
+        recorded = False
+
+        async def swap(tight: Capture) -> None:
+            nonlocal recorded
+            async with core.locks.hold(sandbox.id):
+                recorded = await core.database.run(lambda c: self._record(c, sandbox, capture_id, tight))
+                kept = core.starter.stopped.take(sandbox.id) if recorded else None
+            if kept is not None:  # it goes on from the old capture's files
+                await core.machines.destroy(kept)
+
+        try:
+            tight = await self._runtime.compact(capture, folder)
+            await core.captures.sync(tight)
+            await finish(swap(tight))
+        finally:
+            if not recorded:
+                await finish(core.captures.discard(capture_id))
+        if recorded:
+            log.info("the capture of a paused sandbox was compacted", sandbox=sandbox.id)
+            await core.tidy()
+
+    def _record(
+        self, connection: sqlite3.Connection, sandbox: Sandbox, capture_id: str, tight: Capture
+    ) -> bool:
+        now = store.get(connection, sandbox.id)
+        if now is None or now.state is not State.PAUSED or now.capture_id != sandbox.capture_id:
+            return False
+        self._core.captures.insert(connection, capture_id, tight)
+        store.change(connection, sandbox.id, {State.PAUSED}, capture_id=capture_id)
+        return True

@@ -1,0 +1,74 @@
+"""Small file systems of a test's own, to be filled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run([str(word) for word in command], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[Path]:
+    """A file system in memory of `mib` MiB at `folder`."""
+    folder.mkdir(exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", folder)
+    try:
+        yield folder
+    finally:
+        _run("umount", "-l", folder)
+
+
+def resize(folder: Path, mib: int) -> None:
+    """Give a file system in memory another size."""
+    _run("mount", "-o", f"remount,size={mib}m", folder)
+
+
+@contextlib.contextmanager
+def loop_disk(folder: Path, mib: int) -> Iterator[Path]:
+    """An ext4 file system of `mib` MiB at `folder`, in a file beside it."""
+    image = folder.with_name(f"{folder.name}.ext4")
+    image.unlink(missing_ok=True)
+    folder.mkdir(exist_ok=True)
+    _run("mke2fs", "-q", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1", image, f"{mib}M")
+    _run("mount", "-o", "loop", image, folder)
+    try:
+        yield folder
+    finally:
+        _run("umount", folder)
+        image.unlink()
+
+
+@contextlib.contextmanager
+def bound(source: Path, target: Path) -> Iterator[None]:
+    """The folder `source` at `target`, too."""
+    target.mkdir(parents=True, exist_ok=True)
+    _run("mount", "--bind", source, target)
+    try:
+        yield
+    finally:
+        _run("umount", target)
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """The file system at `folder` can't be written in the block."""
+    _run("mount", "-o", "remount,ro", folder)
+    try:
+        yield
+    finally:
+        _run("mount", "-o", "remount,rw", folder)
+
+
+def fill(folder: Path, leave: int) -> Path:
+    """A file that takes all of the file system but `leave` bytes."""
+    filler = folder / "filler"
+    found = os.statvfs(folder)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize - leave)
+    return filler

@@ -1,0 +1,172 @@
+"""What captures leave behind is tightened in the background; whatever a client does comes first."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from aenv.errors import RuntimeFailure
+from aenv.node import Node
+from aenv.runtimes import fake
+from aenv.sandboxes import pools
+from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every moment is quiet."""
+    monkeypatch.setattr(pools, "QUIET_SECONDS", 0.01)
+
+
+@pytest.fixture
+async def wasteful(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A node without stopped VMs whose captures are all worth a compaction."""
+    settings = fake_settings(tmp_path / "home", stopped_vms=0, hot_vms=0, bare_vms=0)
+    node = Node(settings)
+    await node.start()
+    rig = Rig(node, settings)
+    rig.runtime.wasteful = True
+    yield rig
+    rig.runtime.compacting.set()
+    await node.stop()
+    assert not rig.runtime.instances
+
+
+def _files(rig: Rig) -> set[str]:
+    found = os.walk(rig.settings.captures_dir)  # unlike a glob it bears folders that go meanwhile
+    return {f"{Path(folder).name}/{name}" for folder, _, names in found for name in names}
+
+
+async def _compacted(rig: Rig, sandbox_id: str) -> bool:
+    capture_id = (await rig.node.sandboxes.get(sandbox_id)).capture_id
+    return any("compact" in file for file in _files(rig) if file.startswith(capture_id))
+
+
+async def _compacting(rig: Rig) -> None:
+    """Wait until a compaction is in its middle."""
+
+    async def begun() -> bool:
+        return any("compact" in file for file in _files(rig))
+
+    await eventually(begun)
+
+
+async def test_a_paused_sandbox_is_compacted_and_the_old_capture_goes(wasteful: Rig) -> None:
+    before = _files(wasteful)
+    sandbox = await wasteful.create()
+    await wasteful.put(sandbox.id, "value", 1)
+    await wasteful.node.sandboxes.pause(sandbox.id)
+    await eventually(lambda: _compacted(wasteful, sandbox.id))
+
+    async def tidy() -> bool:
+        return len(_files(wasteful) - before) == 2
+
+    await eventually(tidy)
+    await wasteful.node.sandboxes.connect(sandbox.id, 60)
+    assert await wasteful.read(sandbox.id, "value") == 1
+    await wasteful.node.sandboxes.kill(sandbox.id)
+    assert _files(wasteful) == before
+
+
+async def test_a_snapshot_stays_what_it_is(wasteful: Rig) -> None:
+    sandbox = await wasteful.create()
+    await wasteful.put(sandbox.id, "value", 1)
+    snapshot = await wasteful.node.sandboxes.snapshot(sandbox.id)
+    files = _files(wasteful)
+    await wasteful.node.sandboxes.pause(sandbox.id)
+    await eventually(lambda: _compacted(wasteful, sandbox.id))
+    await wasteful.node.sandboxes.kill(sandbox.id)
+    assert _files(wasteful) == files
+    copy = await wasteful.create(template=snapshot.id)
+    assert await wasteful.read(copy.id, "value") == 1
+
+
+@pytest.mark.parametrize("operation", ["connect", "kill"])
+async def test_what_a_client_does_meanwhile_wins(wasteful: Rig, operation: str) -> None:
+    before = _files(wasteful)
+    sandbox = await wasteful.create()
+    await wasteful.put(sandbox.id, "value", 1)
+    wasteful.runtime.compacting.clear()
+    await wasteful.node.sandboxes.pause(sandbox.id)
+    await _compacting(wasteful)
+    if operation == "kill":
+        await wasteful.node.sandboxes.kill(sandbox.id)
+    else:
+        await wasteful.node.sandboxes.connect(sandbox.id, 60)
+    wasteful.runtime.compacting.set()
+
+    async def dropped() -> bool:
+        return not any("compact" in file for file in _files(wasteful))
+
+    await eventually(dropped)
+    if operation == "connect":
+        assert await wasteful.read(sandbox.id, "value") == 1
+    else:
+        assert _files(wasteful) == before
+
+
+async def test_a_compaction_that_fails_changes_nothing(wasteful: Rig) -> None:
+    sandbox = await wasteful.create()
+    await wasteful.put(sandbox.id, "value", 1)
+    wasteful.runtime.order_failure("compact", RuntimeFailure("no room"))
+    await wasteful.node.sandboxes.pause(sandbox.id)
+    capture_id = (await wasteful.node.sandboxes.get(sandbox.id)).capture_id
+
+    async def given_up() -> bool:
+        return not wasteful.runtime._failures["compact"] and not any("compact" in f for f in _files(wasteful))
+
+    await eventually(given_up)
+    assert (await wasteful.node.sandboxes.get(sandbox.id)).capture_id == capture_id
+    await wasteful.node.sandboxes.connect(sandbox.id, 60)
+    assert await wasteful.read(sandbox.id, "value") == 1
+    await wasteful.node.sandboxes.pause(sandbox.id)
+    await eventually(lambda: _compacted(wasteful, sandbox.id))
+
+
+async def test_a_stopping_server_waits_for_no_compaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = fake_settings(tmp_path / "home", stopped_vms=0, hot_vms=0, bare_vms=0)
+    rig = Rig(node := Node(settings), settings)
+    await node.start()
+    sandbox = await rig.create()
+    await rig.put(sandbox.id, "value", 1)
+    rig.runtime.wasteful = True
+    rig.runtime.compacting.clear()
+    await node.sandboxes.pause(sandbox.id)
+    await _compacting(rig)
+    files = {file for file in _files(rig) if "compact" not in file}
+    await asyncio.wait_for(node.stop(), 10)
+    assert _files(rig) == files
+
+    monkeypatch.setattr(fake, "WASTEFUL", True)
+    rig.node = node = Node(settings)  # it looks at all that are paused
+    await node.start()
+    await eventually(lambda: _compacted(rig, sandbox.id))
+    await node.sandboxes.connect(sandbox.id, 60)
+    assert await rig.read(sandbox.id, "value") == 1
+    await node.stop()
+
+
+async def test_a_running_vm_is_asked_to_compact_after_each_capture(rig: Rig) -> None:
+    sandbox = await rig.create()
+    instance = await rig.instance(sandbox.id)
+    await rig.node.sandboxes.snapshot(sandbox.id)
+
+    async def asked() -> bool:
+        return instance.compactions == 1
+
+    await eventually(asked)
+    rig.runtime.order_failure("compact", RuntimeFailure("no room"))
+    await rig.node.sandboxes.snapshot(sandbox.id)
+
+    async def failed() -> bool:
+        return not rig.runtime._failures["compact"]
+
+    await eventually(failed)
+    await rig.put(sandbox.id, "value", 1)
+    assert await rig.read(sandbox.id, "value") == 1
