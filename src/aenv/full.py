@@ -15,9 +15,9 @@ _LEAST: Final = 1 << 20
 
 
 def free_bytes(folder: Path) -> int:
-    """How much can be written to the file system of `folder`. Raises OSError."""
+    """How much this process can write to the file system of `folder`. Raises OSError."""
     found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    return (found.f_bfree if os.geteuid() == 0 else found.f_bavail) * found.f_frsize
 
 
 def write_failure(what: str, folder: Path, error: Exception, otherwise: type[AenvError]) -> AenvError:
@@ -29,11 +29,18 @@ def write_failure(what: str, folder: Path, error: Exception, otherwise: type[Aen
     if isinstance(error, NoSpace | StorageFailure):
         return error
     number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EROFS or _is_read_only(folder):
+        return StorageFailure(f"{what}: the file system of {folder} is read-only")
     if number in _FULL or _is_full(folder):
         return NoSpace(f"{what}: the host's disk is full; make room on the file system of {folder}")
-    if number == errno.EROFS:
-        return StorageFailure(f"{what}: the file system of {folder} is read-only")
     return otherwise(f"{what}: {error}")
+
+
+def _is_read_only(folder: Path) -> bool:
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def _is_full(folder: Path) -> bool:

@@ -142,7 +142,7 @@ class Node:
         await recovery.adopt(core, survivors)
         self._own(self.sandboxes.watch_deadlines())
         self._own(self.sandboxes.room.run())
-        self._own(Compaction(core, self.runtime).run())
+        self._own(Compaction(core, self.runtime, reserve).run())
         self._own(self.telemetry.run())
         with progress.step("first spare VM"):
             await self.starter.hot.first(template.build.capture_id, FIRST_SPARE_SECONDS)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from aenv.disks.qcow2 import create_overlay
 from aenv.errors import RuntimeFailure
-from aenv.runtimes.qemu import adoption, monitor
+from aenv.runtimes.qemu import adoption, compaction, monitor
 from aenv.runtimes.qemu.instance import QemuInstance
-from tests.vm.support import Lab, Prepared
+from tests.vm.support import DISK_MIB, Lab, Prepared
 
 pytestmark = pytest.mark.vm
 
@@ -43,7 +44,17 @@ async def with_a_capture_unrecorded(lab: Lab, instance: QemuInstance) -> None:
 
 async def with_an_overlay_unopened(lab: Lab, instance: QemuInstance) -> None:
     """The file of the next overlay is there, and QEMU has not heard of it."""
-    instance._disk._new_overlay()
+    create_overlay(instance._disk._new_name().path, DISK_MIB << 20)
+
+
+async def with_a_merge_half_done(lab: Lab, instance: QemuInstance) -> None:
+    """The file that the disk was about to stand on is there, and QEMU has not heard of it."""
+    assert await instance._disk.merge(instance._workshop)
+
+
+async def with_overlays_merged(lab: Lab, instance: QemuInstance) -> None:
+    """The disk stands on a merged overlay."""
+    assert await instance.compact()
 
 
 INTERRUPTIONS: list[Callable[[Lab, QemuInstance], Awaitable[None]]] = [
@@ -52,6 +63,8 @@ INTERRUPTIONS: list[Callable[[Lab, QemuInstance], Awaitable[None]]] = [
     with_devices_saved,
     with_a_capture_unrecorded,
     with_an_overlay_unopened,
+    with_a_merge_half_done,
+    with_overlays_merged,
 ]
 
 
@@ -79,8 +92,12 @@ def overlays(instance: QemuInstance) -> list[str]:
 
 @pytest.mark.parametrize("interrupt", INTERRUPTIONS)
 async def test_a_restored_vm_goes_on(
-    lab: Lab, prepared: Prepared, interrupt: Callable[[Lab, QemuInstance], Awaitable[None]]
+    lab: Lab,
+    prepared: Prepared,
+    interrupt: Callable[[Lab, QemuInstance], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(compaction, "MAX_OVERLAYS", 1)
     instance = await lab.restore(prepared.captures[2])
     await instance.thaw()
     memory = await lab.ask(instance, "POST", "/fill?mib=4")

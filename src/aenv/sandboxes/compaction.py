@@ -18,6 +18,7 @@ from aenv.runtimes.base import Capture, Runtime
 from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.models import Sandbox
+from aenv.sandboxes.reserve import Reserve
 from aenv.sandboxes.states import State
 from aenv.tasks import finish
 
@@ -27,9 +28,10 @@ log = structlog.get_logger()
 class Compaction:
     """Looks at sandboxes that were captured, one at a time, in quiet moments."""
 
-    def __init__(self, core: Core, runtime: Runtime) -> None:
+    def __init__(self, core: Core, runtime: Runtime, reserve: Reserve) -> None:
         self._core = core
         self._runtime = runtime
+        self._reserve = reserve
         self._waiting: dict[str, None] = {}
         self._wanted = asyncio.Event()
         core.on_captured = self.want
@@ -64,8 +66,8 @@ class Compaction:
     async def _compact(self, sandbox_id: str) -> None:
         core = self._core
         sandbox = await core.database.run(lambda c: store.get(c, sandbox_id))
-        if sandbox is None:
-            return
+        if sandbox is None or await asyncio.to_thread(self._reserve.is_short):
+            return  # both the old and the new files need room for a while
         machine = core.live.machine(sandbox_id) or core.starter.stopped.get(sandbox_id)
         if machine is not None and await machine.instance.compact():
             log.info("the disk of a VM was compacted", sandbox=sandbox_id)

@@ -61,7 +61,8 @@ class Rig:
 
 def fake_settings(home: Path, **changes: Any) -> Settings:
     """Settings of a fake node with home folder `home`."""
-    return Settings(home=home, runtime="fake", port=0, **changes)
+    small = {"reserve_mib": 1}  # homes are copied in some tests
+    return Settings(home=home, runtime="fake", port=0, **(small | changes))
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> None:

@@ -90,7 +90,8 @@ class InstanceDisk:
 
     def create(self) -> dict[str, object]:
         """Make the first overlay and return the node of the whole chain. Blocking; raises OSError."""
-        self._top = self._new_overlay()
+        self._top = self._new_name()
+        create_overlay(self._top.path, self._size)
         return chain(self._top.node, self._top.path, self.inherited.overlays, self.inherited.base)
 
     @property
@@ -178,7 +179,8 @@ class InstanceDisk:
     async def _prepare(self, process: VmProcess) -> None:
         if self._next is not None:
             return
-        overlay = await asyncio.to_thread(self._new_overlay)
+        overlay = self._new_name()
+        await asyncio.to_thread(create_overlay, overlay.path, self._size)
         try:
             await process.execute("blockdev-add", fresh_overlay(overlay.node, overlay.path))
         except BaseException:
@@ -192,11 +194,6 @@ class InstanceDisk:
         await process.execute("blockdev-snapshot", {"node": self._top.node, "overlay": self._next.node})
         self._sealed.append(self._top)
         self._top, self._next = self._next, None
-
-    def _new_overlay(self) -> Overlay:
-        overlay = self._new_name()
-        create_overlay(overlay.path, self._size)
-        return overlay
 
     def _new_name(self) -> Overlay:
         self._made += 1
