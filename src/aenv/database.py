@@ -149,7 +149,7 @@ class Database:
                     self._connection.execute("BEGIN IMMEDIATE")
                     return transaction(self._connection)
             except sqlite3.DatabaseError as error:
-                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                     raise NoSpace("the server's database: the host's disk is full") from error
                 raise StorageFailure(f"the server's database: {error}") from error
 

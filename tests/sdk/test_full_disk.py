@@ -70,7 +70,8 @@ def test_a_guest_that_fills_the_disk(server: Server, bystander: Any) -> None:
     filler = fill(server.home, 40 * MIB)
     program = "for i in $(seq 100); do head -c 1M /dev/urandom > part-$i; sync; done; sha256sum part-* > sums"
     sandbox.commands.run(program, background=True, timeout=0)
-    _eventually(lambda: _detail(server, sandbox.sandbox_id)["state"] == "paused")
+    _eventually(lambda: "pauseReason" in _detail(server, sandbox.sandbox_id))
+    assert _detail(server, sandbox.sandbox_id)["state"] == "paused"
     assert _detail(server, sandbox.sandbox_id)["pauseReason"] == "the host's disk was full"
     assert not reserve.exists()
 

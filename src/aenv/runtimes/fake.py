@@ -100,7 +100,11 @@ class FakeGuest:
 
     async def _init(self, request: web.Request) -> web.Response:
         await self._turn()
+        token = self.memory.get("token")
+        if token and not self.memory.get("frozen") and request.headers.get("X-Access-Token") != token:
+            return web.Response(status=401)
         self.identity = await request.json()
+        self.memory["token"] = self.identity.get("accessToken")
         if self.identity["sandboxId"] != self.memory.get("sandbox"):
             self.memory["sandbox"] = self.identity["sandboxId"]
             self._journal.clear()

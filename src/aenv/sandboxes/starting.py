@@ -140,8 +140,9 @@ class Starter:
             await machine.instance.thaw()
             timings.mark("running")
             async with asyncio.timeout(GUEST_TIMEOUT):
-                await unless_full(machine, machine.guest.init(identity(sandbox)))
+                # An agent that wasn't frozen, since it stood still for want of room, asks for its token.
                 machine.guest.set_token(sandbox.envd_token)
+                await unless_full(machine, machine.guest.init(identity(sandbox)))
             timings.mark("answering")
         except TimeoutError as error:
             await finish(self._machines.destroy(machine))
