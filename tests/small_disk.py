@@ -65,10 +65,17 @@ def read_only(folder: Path) -> Iterator[None]:
         _run("mount", "-o", "remount,rw", folder)
 
 
-def fill(folder: Path, leave: int) -> Path:
-    """A file that takes all of the file system but `leave` bytes."""
-    filler = folder / "filler"
-    found = os.statvfs(folder)
-    with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize - leave)
+def fill(folder: Path, leave: int, name: str = "filler") -> Path:
+    """A file `name` that takes all of the file system but `leave` bytes."""
+    filler = folder / name
+    with filler.open("wb", buffering=0) as file:
+        for piece in (16 << 20, 1 << 20, 64 << 10, 4 << 10):  # what is free isn't all for data
+            with contextlib.suppress(OSError):
+                while _free(folder) > leave + piece:
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), piece)
     return filler
+
+
+def _free(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize

@@ -74,6 +74,7 @@ def test_a_guest_that_fills_the_disk(server: Server, bystander: Any) -> None:
     assert _detail(server, sandbox.sandbox_id)["state"] == "paused"
     assert _detail(server, sandbox.sandbox_id)["pauseReason"] == "the host's disk was full"
     assert not reserve.exists()
+    rest = fill(server.home, 0, "rest")  # of the reserve
 
     with pytest.raises(SandboxException, match="disk is full") as refusal:
         Sandbox.connect(sandbox.sandbox_id)
@@ -81,6 +82,7 @@ def test_a_guest_that_fills_the_disk(server: Server, bystander: Any) -> None:
     assert _detail(server, sandbox.sandbox_id)["state"] == "paused"
 
     filler.unlink()
+    rest.unlink()
     again = Sandbox.connect(sandbox.sandbox_id, timeout=3000)
     assert "pauseReason" not in _detail(server, sandbox.sandbox_id)
     _eventually(lambda: again.files.exists("sums"))

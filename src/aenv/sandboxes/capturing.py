@@ -45,11 +45,12 @@ async def take(
     Raises PauseRefused if the agent doesn't answer and that is required. After a failure `release` lets
     the machine go on.
     """
-    stands_still = machine.instance.no_space.is_set()
-    if stands_still and not memory:
-        raise NoSpace("the guest can't write to its disk: the host's disk is full")
-    # A guest that stands still is whole, and finds nothing changed when it goes on: it needs no freezing.
-    refusal = None if stands_still else await _freeze_guest(machine, flush=not memory)
+    no_space = machine.instance.no_space
+    refusal = None if no_space.is_set() else await _freeze_guest(machine, flush=not memory)
+    if no_space.is_set():
+        if not memory:
+            raise NoSpace("the guest can't write to its disk: the host's disk is full")
+        refusal = None  # it stands still and is whole: it finds nothing changed when it goes on
     if refusal is not None and require_healthy_guest:
         raise refusal
     async with _folder(captures) as (capture_id, folder):
