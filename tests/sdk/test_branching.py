@@ -1,4 +1,7 @@
-"""Connect, pause, snapshots and forks: memory and files go along, and each copy is its own."""
+"""Connect, pause, snapshots and forks: memory and files go along, and each copy is its own.
+
+For the quick suite, scenario.py goes through them with the synchronous half of both versions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from e2b import SandboxException, SandboxNotFoundException, SandboxState
 
 from tests.sdk.client import Client
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.vm, pytest.mark.long, pytest.mark.timeout(200)]
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SLEEPER = "sleep 8432"

@@ -125,7 +125,7 @@ async def _search(home: Path, seed: int, seconds: float) -> None:
 
 
 async def test_bent_requests(tmp_path: Path) -> None:
-    await _search(tmp_path, seed=3, seconds=5)
+    await _search(tmp_path, seed=3, seconds=3)
 
 
 @pytest.mark.long
