@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv.errors import InvalidRequest, RuntimeFailure
+from aenv.errors import InvalidRequest, NoSpace, RuntimeFailure
 from aenv.runtimes.base import BootSpec, Capture, Layer, Resources
 from aenv.runtimes.qemu.instance import QemuInstance
 from aenv.runtimes.qemu.layers import QemuLayers
@@ -151,7 +151,7 @@ async def test_an_instance_goes_on_after_a_capture_onto_a_full_disk(lab: Lab, pr
     await instance.freeze()
     with small_disk(lab.folder / "small", 4) as folder:
         for _ in range(2):
-            with pytest.raises(RuntimeFailure, match="No space left"):
+            with pytest.raises(NoSpace, match="disk is full"):
                 await instance.capture(folder)
             for file in folder.iterdir():
                 file.unlink()
