@@ -5,6 +5,7 @@ AenvError
 ├── Unauthorized          401  missing or wrong API key or token
 ├── NotFound              404
 │   ├── SandboxNotFound
+│   │   ├── SandboxLost            its VM ended; the message says why
 │   │   └── SandboxNotRunning      it is paused, and the operation is for running ones
 │   ├── TemplateNotFound
 │   └── SnapshotNotFound
@@ -80,6 +81,13 @@ class SandboxNotFound(NotFound):
 
     def __init__(self, sandbox_id: str) -> None:
         super().__init__(f"sandbox {sandbox_id!r} was not found")
+
+
+class SandboxLost(SandboxNotFound):
+    """The VM of the sandbox ended. To E2B there is no such sandbox; the message, which is ours, says why."""
+
+    def __init__(self, sandbox_id: str, reason: str) -> None:
+        NotFound.__init__(self, f"sandbox {sandbox_id!r} was not found: it is lost: {reason}")
 
 
 class SandboxNotRunning(SandboxNotFound):

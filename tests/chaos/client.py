@@ -26,7 +26,9 @@ PATIENCE = 120.0
 MOST = 3
 """Sandboxes and snapshots of one client."""
 
-FOLDERS = ("/home/user", "/dev/shm")
+DISK = "/home/user"
+
+FOLDERS = (DISK, "/dev/shm")
 """On the disk, and in memory."""
 
 TIMEOUT = 3600
@@ -68,6 +70,7 @@ class Client:
             "write": (6, self._write),
             "check": (3, self._check),
             "pause": (3, self._pause),
+            "pause the disk": (0.5, self._pause_disk),
             "resume": (2, self._resume),
             "fork": (1, self._fork),
             "snapshot": (1, self._snapshot),
@@ -192,6 +195,15 @@ class Client:
             return
         with _doubtful(404, 409):
             await self._api.pause(box.id)
+        box.paused = True
+
+    async def _pause_disk(self, box: Box) -> None:
+        """The next resume boots. What was in memory is gone, or may be."""
+        if box.paused:
+            return
+        box.files = {path: digest for path, digest in box.files.items() if path.startswith(DISK)}
+        with _doubtful(404, 409):
+            await self._api.pause(box.id, memory=False)
         box.paused = True
 
     async def _resume(self, box: Box) -> None:

@@ -23,6 +23,15 @@ SETTINGS = {"hot_vms": 1, "bare_vms": 1, "stopped_vms": 2, "prepared_slots": 2, 
 SERVER_SHARE = 0.5
 """How many of the kills hit the server; the others hit a VMM."""
 
+STOP_SHARE = 0.2
+"""How many of the server's deaths come while it stops."""
+
+AGAIN_SHARE = 0.3
+"""How many are followed by another one, while it starts."""
+
+MOMENT = 4.0
+"""Seconds within which a start or a stop is interrupted."""
+
 
 class Victim:
     """A server process on a home folder. Whoever finds it away waits for `answering`."""
@@ -52,13 +61,24 @@ class Victim:
         await asyncio.to_thread(url_of, self._process, self.home)
         self.answering.set()
 
-    async def die(self) -> None:
-        """Kill it, and start it again at once."""
+    async def die(self, chance: random.Random) -> None:
+        """Kill it, and start it again. It may be stopping when it dies, and die again as it starts."""
         assert self._process is not None
         self.answering.clear()
+        if chance.random() < STOP_SHARE:
+            self._process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(chance.uniform(0, MOMENT))
+        await self._kill()
+        while chance.random() < AGAIN_SHARE:
+            self._process = launch(self.home, self._port, **SETTINGS)
+            await asyncio.sleep(chance.uniform(0, MOMENT))
+            await self._kill()
+        await self.start()
+
+    async def _kill(self) -> None:
+        assert self._process is not None
         self.deaths += 1
         await asyncio.to_thread(end, self._process, signal.SIGKILL)
-        await self.start()
 
     async def stop(self) -> None:
         """Stop it as an administrator does."""
@@ -95,6 +115,6 @@ async def kill_until(end_at: float, victim: Victim, chance: random.Random, pause
     while (rest := end_at - time.monotonic()) > 0:
         await asyncio.sleep(min(rest, chance.expovariate(1 / pause)))
         if chance.random() < SERVER_SHARE:
-            await victim.die()
+            await victim.die(chance)
         else:
             await asyncio.to_thread(victim.kill_a_vmm, chance)

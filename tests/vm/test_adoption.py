@@ -57,13 +57,13 @@ async def with_overlays_merged(lab: Lab, instance: QemuInstance) -> None:
     assert await instance.compact()
 
 
-INTERRUPTIONS: list[Callable[[Lab, QemuInstance], Awaitable[None]]] = [
-    running,
+INTERRUPTIONS = [
+    pytest.param(running, marks=pytest.mark.long),
     about_to_capture,
-    with_devices_saved,
+    pytest.param(with_devices_saved, marks=pytest.mark.long),
     with_a_capture_unrecorded,
-    with_an_overlay_unopened,
-    with_a_merge_half_done,
+    pytest.param(with_an_overlay_unopened, marks=pytest.mark.long),
+    pytest.param(with_a_merge_half_done, marks=pytest.mark.long),
     with_overlays_merged,
 ]
 
@@ -123,6 +123,7 @@ async def test_a_restored_vm_goes_on(
     await instance.stop()
 
 
+@pytest.mark.long
 async def test_a_booted_vm_goes_on(lab: Lab, prepared: Prepared) -> None:
     instance = await lab.boot(prepared.image, 1)
     await lab.ask(instance, "PUT", "/file/one", b"1" * 50_000)

@@ -22,6 +22,7 @@ from aenv.errors import (
     AenvError,
     Conflict,
     InvalidRequest,
+    SandboxLost,
     SandboxNotFound,
     SandboxNotRunning,
     ShuttingDown,
@@ -96,10 +97,12 @@ class Core:
             return await asyncio.shield(self.tasks.start(work))
 
     async def get(self, sandbox_id: str) -> Sandbox:
-        """The record of a running or paused sandbox. Raises SandboxNotFound."""
+        """The record of a running or paused sandbox. Raises SandboxNotFound, SandboxLost with the reason."""
         found = None
         if ids.is_sandbox_id(sandbox_id):
             found = await self.database.run(lambda c: store.get(c, sandbox_id))
+        if found is not None and found.state is State.LOST:
+            raise SandboxLost(sandbox_id, found.reason or "nobody knows why")
         if found is None or found.state not in VISIBLE:
             raise SandboxNotFound(sandbox_id)
         return found
