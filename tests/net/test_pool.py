@@ -260,6 +260,21 @@ async def test_a_start_removes_what_a_crash_left_but_keeps_what_is_named(make_po
     assert await pool.acquire() == kept
 
 
+async def test_a_slot_that_is_left_survives_its_pool(make_pool: MakePool) -> None:
+    pool = make_pool()
+    await pool.start()
+    left, other = await pool.acquire(), await pool.acquire()
+    await pool.leave(left)
+    await pool.close()
+    assert [name for name in namespaces.names() if f"-{TAG}-" in name] == [left.namespace]
+    pool = make_pool()
+    await pool.start(keep=[left])
+    await pool.adopt(left)
+    assert (await pool.acquire()) == other
+    await pool.close()
+    assert [name for name in namespaces.names() if f"-{TAG}-" in name] == []
+
+
 async def test_a_start_that_fails_keeps_the_slots_of_running_machines(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,19 @@ async def test_a_booted_vm_goes_on(lab: Lab, prepared: Prepared) -> None:
     await instance.stop()
 
 
+async def test_a_vm_that_was_left_goes_on(lab: Lab, prepared: Prepared) -> None:
+    instance = await lab.restore(prepared.captures[1])
+    await instance.thaw()
+    memory = await lab.ask(instance, "POST", "/fill?mib=1")
+    await instance.leave()
+    lab.forget(instance)
+    again = await lab.runtime.adopt(await lab.runtime.find(instance.place.folder))
+    lab.own(again)
+    assert await lab.ask(again, "GET", "/memory") == memory
+    await lab.end(again)
+    await asyncio.to_thread(os.waitpid, again.pid, 0)  # still this process's child
+
+
 async def test_a_vm_whose_captures_could_not_be_restored_is_ended(lab: Lab, prepared: Prepared) -> None:
     instance = await lab.restore(prepared.captures[1])
     adoption.describe(instance.place, replace(lab.runtime.identity, version="1.0"), instance.resources)

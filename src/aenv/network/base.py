@@ -57,6 +57,9 @@ class NetworkPool(Protocol):
         Raises RuntimeFailure if it is gone, or has other addresses in this pool.
         """
 
+    async def leave(self, slot: Slot) -> None:
+        """Let `close` keep a slot in use, and the host as it is set up, for the VM that goes on there."""
+
     def open_tap(self, slot: Slot) -> int:
         """Open the slot's tap for a VMM; blocking, call it in a thread.
 

@@ -44,6 +44,9 @@ class FakeSlotPool:
         if self.in_use.get(slot.index) != slot:
             raise RuntimeFailure(f"network slot {slot.namespace} did not survive")
 
+    async def leave(self, slot: Slot) -> None:
+        """Nothing to do: `close` removes nothing that a VM needs."""
+
     def open_tap(self, slot: Slot) -> int:
         """A descriptor that swallows what is written and has nothing to read."""
         if slot.index not in self.in_use:

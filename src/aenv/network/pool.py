@@ -60,7 +60,7 @@ class SlotPool:
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._in_use: dict[int, Slot] = {}
         self._unclaimed: set[int] = set()
-        """Slots in use that `start` kept and that nobody has adopted yet."""
+        """Slots in use that are another server's: kept by `start` and not adopted yet, or left to one."""
         self._wiping: dict[int, asyncio.Task[None]] = {}
         self._foreign: frozenset[int] = frozenset()
         self._wanted = asyncio.Event()
@@ -120,6 +120,11 @@ class SlotPool:
         if self._in_use.get(slot.index) != slot:
             raise RuntimeFailure(f"network slot {slot.namespace} did not survive")
         self._unclaimed.discard(slot.index)
+
+    async def leave(self, slot: Slot) -> None:
+        """See NetworkPool.leave."""
+        if slot.index in self._in_use:
+            self._unclaimed.add(slot.index)
 
     def open_tap(self, slot: Slot) -> int:
         """See NetworkPool.open_tap."""

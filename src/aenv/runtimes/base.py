@@ -142,6 +142,9 @@ class Instance(Protocol):
     async def stop(self) -> None:
         """End the VM process and wait for it. Idempotent; never raises for a process already gone."""
 
+    async def leave(self) -> None:
+        """Let go of the VM, which goes on as it is, for the next server. The instance is of no use then."""
+
 
 class BareVmm(Protocol):
     """A VMM process that holds a memory base and a network slot, but no sandbox yet."""

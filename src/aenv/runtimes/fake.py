@@ -241,6 +241,9 @@ class FakeInstance:
         await self.guest.close()
         self._runtime.instances.pop(self.place.folder.name, None)
 
+    async def leave(self) -> None:
+        """It stays in `instances`."""
+
 
 class FakeBareVmm:
     """A fake VMM process without a guest."""

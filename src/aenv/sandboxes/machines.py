@@ -153,6 +153,12 @@ class Machines:
         await machine.instance.stop()
         await self._give_back(machine.place)
 
+    async def leave(self, machine: Machine) -> None:
+        """Let go of a machine, which goes on as it is, for the next server."""
+        await machine.guest.close()
+        await machine.instance.leave()
+        await self._network.leave(machine.place.slot)
+
 
 async def unless_full(machine: Machine, asked: Coroutine[Any, Any, None]) -> None:
     """Ask the guest of a machine that has begun to run; its answer can't come while it stands still.

@@ -213,7 +213,10 @@ class SandboxService:
         await self._deadlines.run()
 
     async def close(self, bound: float) -> None:
-        """Pause every running sandbox, side by side, within `bound` seconds; log which couldn't be."""
+        """Pause every running sandbox, side by side, within `bound` seconds.
+
+        The VM of one that couldn't be paused runs on: the next server adopts it.
+        """
         core = self._core
         core.closing = True
         await core.tasks.drain()
@@ -224,5 +227,6 @@ class SandboxService:
                 task.cancel()
         await core.tasks.drain()
         for sandbox_id in core.live:
-            machine = core.live.machine(sandbox_id)
-            await core.end_lost(sandbox_id, machine, "it couldn't be paused when the server stopped")
+            log.error("a sandbox couldn't be paused; its VM waits for the next server", sandbox=sandbox_id)
+            if (machine := core.live.remove(sandbox_id)) is not None:
+                await core.machines.leave(machine)

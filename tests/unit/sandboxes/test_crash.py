@@ -239,3 +239,16 @@ async def test_a_start_that_fails_leaves_what_runs_to_the_next_one(
     rig = await after.restart()
     assert await rig.read(sandbox.id, "value") == 1
     await rig.node.stop()
+
+
+async def test_what_cannot_be_paused_when_the_server_stops_waits_for_the_next_one(tmp_path: Path) -> None:
+    after, sandbox = await _crashed(tmp_path)
+    rig = await after.restart()
+    rig.runtime.order_failure("capture", RuntimeFailure("the disk is full"))
+    await rig.node.stop()
+    assert len(rig.runtime.instances) == 1
+    rig = await after.restart()
+    assert (await rig.node.sandboxes.get(sandbox.id)).state is State.RUNNING
+    assert await rig.read(sandbox.id, "value") == 1
+    await rig.node.stop()
+    assert not rig.runtime.instances

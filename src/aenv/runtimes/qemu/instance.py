@@ -111,6 +111,10 @@ class QemuInstance:
         """End the process, reap it and close all that belongs to it."""
         await self._process.stop()
 
+    async def leave(self) -> None:
+        """Let go of the process and close all that belongs to it here."""
+        await self._process.leave()
+
     async def console(self) -> str:
         """The end of what the guest's kernel and agent wrote to the serial console."""
         answer = await self._process.execute("ringbuf-read", {"device": "console", "size": 65536})

@@ -111,6 +111,15 @@ class VmProcess:
         """End the process, reap it and close all that belongs to it. Idempotent, runs to its end."""
         await to_the_end(self._stop())
 
+    async def leave(self) -> None:
+        """Let go of the process, which runs on, and close all that belongs to it here."""
+        if not self._exited.is_set():
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        if self._child is not None:
+            self._child.returncode = 0  # or it would complain, when forgotten, that it still runs
+        await self._close()
+
     async def _stop(self) -> None:
         self._end("it was stopped")
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -121,6 +130,9 @@ class VmProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._exited.wait(), _TERMINATE)
         await self._exited.wait()
+        await self._close()
+
+    async def _close(self) -> None:
         await self.monitor.close()
         if self._stderr is not None:
             os.close(self._stderr)
