@@ -111,11 +111,12 @@ async def _take_back(core: Core, sandbox: Sandbox, machine: Machine) -> None:
     """What was under way, a capture, did not happen; the user's processes may still be held for it.
 
     The guest is told what it is told after a resume: its clock may be late by all the time without a server.
+    Only then the record says that the sandbox runs: should this server be killed too, the next one does it.
     """
-    operation = next(each.operation for each in TRANSITIONS.values() if each.via is sandbox.state)
-    await core.unclaim(sandbox.id, operation)
     try:
         async with asyncio.timeout(GUEST_TIMEOUT):
             await machine.guest.init(identity(sandbox))
     except (AenvError, TimeoutError) as error:
         log.error("the guest agent doesn't let processes go on", sandbox=sandbox.id, error=repr(error))
+    operation = next(each.operation for each in TRANSITIONS.values() if each.via is sandbox.state)
+    await core.unclaim(sandbox.id, operation)

@@ -51,9 +51,9 @@ class Crash:
     async def restart(self) -> Rig:
         """The next server, started. Stop its node."""
         await self.revive()
-        node = Node(self.settings, self._choose)
-        await node.start()
-        return Rig(node, self.settings)
+        rig = Rig(Node(self.settings, self._choose), self.settings)
+        await rig.node.start()
+        return rig
 
     async def revive(self) -> None:
         """Let the virtual machines run that the next server will find; `restart` does it if nobody has."""
@@ -72,10 +72,14 @@ class Crash:
         return Chosen(self.runtime, self.network, settings.images_dir / "base.ext4")
 
 
-def crash(rig: Rig, home: Path, where: str = "") -> Crash:
-    """The server is killed now. Blocks the event loop, so nothing happens meanwhile but in threads."""
-    database = rig.node.captures._database
-    database._thread.submit(_copy, rig.settings.home, home).result()
+def crash(rig: Rig, home: Path) -> Crash:
+    """The server is killed now."""
+    return _crash(rig.settings, rig.runtime, rig.node.captures._database, home, "")
+
+
+def _crash(settings: Settings, runtime: FakeRuntime, database: Database, home: Path, where: str) -> Crash:
+    """It blocks the event loop, so nothing happens meanwhile but in threads."""
+    database._thread.submit(_copy, settings.home, home).result()
     vms = [
         _Vm(
             name=name,
@@ -86,10 +90,10 @@ def crash(rig: Rig, home: Path, where: str = "") -> Crash:
             disk=copy.deepcopy(instance.guest.disk),
             identity=copy.deepcopy(instance.guest.identity),
         )
-        for name, instance in rig.runtime.instances.items()
+        for name, instance in runtime.instances.items()
         if not instance.ended.done()
     ]
-    return Crash(rig.settings.model_copy(update={"home": home}), where, vms)
+    return Crash(settings.model_copy(update={"home": home}), where, vms)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -108,8 +112,12 @@ def _copy(source: Path, target: Path) -> None:
 class Crashes:
     """Kills the server after every step that it takes, while the block runs."""
 
-    def __init__(self, rig: Rig, folder: Path, patch: Callable[..., None]) -> None:
-        self._rig = rig
+    def __init__(
+        self, settings: Settings, runtime: FakeRuntime, folder: Path, patch: Callable[..., None]
+    ) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._database: Database | None = None
         self._folder = folder
         self._patch = patch
         self._armed = False
@@ -132,9 +140,12 @@ class Crashes:
 
         async def step(*arguments: Any, **named: Any) -> Any:
             result = await original(*arguments, **named)
-            if self._armed:
-                number = len(self.found)
-                self.found.append(crash(self._rig, self._folder / str(number), f"after {name} ({number})"))
+            if owner is Database:
+                self._database = arguments[0]
+            if self._armed and self._database is not None:
+                where = f"after {name} ({len(self.found)})"
+                home = self._folder / str(len(self.found))
+                self.found.append(_crash(self._settings, self._runtime, self._database, home, where))
             return result
 
         return step

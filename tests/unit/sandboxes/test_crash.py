@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -63,44 +64,61 @@ SLOW = dict.fromkeys(["pause the disk", "snapshot", "kill a paused one"], pytest
 """They take the same way as others, almost."""
 
 
-@pytest.mark.parametrize("stopped_vms", [pytest.param(0, marks=pytest.mark.long), 4])
-@pytest.mark.parametrize("operation", [pytest.param(each, marks=SLOW.get(each, ())) for each in OPERATIONS])
-async def test_a_crash_at_any_step_loses_and_leaks_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, stopped_vms: int
-) -> None:
-    rig = await _started(tmp_path / "home", stopped_vms=stopped_vms)
-    running, paused, bystander = [await rig.create() for _ in range(3)]
-    await rig.put(running.id, "value", "in memory")
-    await rig.put(running.id, "value", "on disk", "disk")
-    await rig.put(paused.id, "value", "of the paused one")
-    await rig.put(bystander.id, "value", "of the bystander")
-    snapshot = await rig.node.sandboxes.snapshot(paused.id, "again")
-    await rig.node.sandboxes.pause(paused.id)
-    with monkeypatch.context() as patch, Crashes(rig, tmp_path, patch.setattr) as crashes:
-        await OPERATIONS[operation](rig, running.id, paused.id)
-        await rig.node.sandboxes._core.tasks.drain()
-    await rig.node.stop()
-    assert len(crashes.found) > 2
+@dataclass(frozen=True)
+class Scene:
+    """What there was before the crash."""
 
-    async def check(after: Crash) -> None:
+    rig: Rig
+    running: str
+    paused: str
+    bystander: str
+    snapshot: str
+
+    @classmethod
+    async def set(cls, home: Path, stopped_vms: int) -> Scene:
+        """One sandbox that runs, one that is paused, one to which nothing is done, and a snapshot."""
+        rig = await _started(home, stopped_vms=stopped_vms)
+        running, paused, bystander = [(await rig.create()).id for _ in range(3)]
+        await rig.put(running, "value", "in memory")
+        await rig.put(running, "value", "on disk", "disk")
+        await rig.put(paused, "value", "of the paused one")
+        await rig.put(bystander, "value", "of the bystander")
+        snapshot = await rig.node.sandboxes.snapshot(paused, "again")
+        await rig.node.sandboxes.pause(paused)
+        return cls(rig, running, paused, bystander, snapshot.id)
+
+    async def crashes(self, operation: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Crash]:
+        """Do the operation, with a crash after every step; the server that did it is stopped."""
+        rig = self.rig
+        with (
+            monkeypatch.context() as patch,
+            Crashes(rig.settings, rig.runtime, folder, patch.setattr) as crashes,
+        ):
+            await OPERATIONS[operation](rig, self.running, self.paused)
+            await rig.node.sandboxes._core.tasks.drain()
+        await rig.node.stop()
+        return crashes.found
+
+    async def check(self, after: Crash, operation: str) -> None:
+        """The next server has everything, in a stable state, and nothing else."""
         rig = await after.restart()
         try:
             await _check_nothing_leaks(rig)
             rows = await _rows(rig)
             assert {each.state for each in rows.values()} <= {State.RUNNING, State.PAUSED}
-            assert running.id in rows or operation == "kill"
-            assert paused.id in rows or operation == "kill a paused one"
-            assert rows[bystander.id].state is State.RUNNING
-            assert await rig.read(bystander.id, "value") == "of the bystander"
+            assert self.running in rows or operation == "kill"
+            assert self.paused in rows or operation == "kill a paused one"
+            assert rows[self.bystander].state is State.RUNNING
+            assert await rig.read(self.bystander, "value") == "of the bystander"
             for sandbox_id in rows:
                 await rig.node.sandboxes.connect(sandbox_id, 60)
-            if running.id in rows:
-                whole = rows[running.id].pause_mode == "full"
-                assert await rig.read(running.id, "value") == ("in memory" if whole else None)
-                assert await rig.read(running.id, "frozen") is not True
-            if paused.id in rows:
-                assert await rig.read(paused.id, "value") == "of the paused one"
-            copy = await rig.create(template=snapshot.id)
+            if self.running in rows:
+                whole = rows[self.running].pause_mode == "full"
+                assert await rig.read(self.running, "value") == ("in memory" if whole else None)
+                assert await rig.read(self.running, "frozen") is not True
+            if self.paused in rows:
+                assert await rig.read(self.paused, "value") == "of the paused one"
+            copy = await rig.create(template=self.snapshot)
             assert await rig.read(copy.id, "value") in {"of the paused one", "in memory"}
             await rig.node.sandboxes.pause(copy.id)
         except Exception as error:
@@ -108,7 +126,34 @@ async def test_a_crash_at_any_step_loses_and_leaks_nothing(
         finally:
             await rig.node.stop()
 
-    await side_by_side([check(each) for each in crashes.found])
+
+@pytest.mark.parametrize("stopped_vms", [pytest.param(0, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("operation", [pytest.param(each, marks=SLOW.get(each, ())) for each in OPERATIONS])
+async def test_a_crash_at_any_step_loses_and_leaks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, stopped_vms: int
+) -> None:
+    scene = await Scene.set(tmp_path / "home", stopped_vms)
+    crashes = await scene.crashes(operation, tmp_path, monkeypatch)
+    assert len(crashes) > 2
+    await side_by_side([scene.check(each, operation) for each in crashes])
+
+
+@pytest.mark.parametrize("operation", ["pause", pytest.param("fork", marks=pytest.mark.long)])
+async def test_a_crash_while_the_server_recovers_from_one_is_no_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    scene = await Scene.set(tmp_path / "home", 4)
+    crashes = await scene.crashes(operation, tmp_path, monkeypatch)
+    first = next(each for each in crashes if each.where.startswith("after capture"))
+    await first.revive()
+    with (
+        monkeypatch.context() as patch,
+        Crashes(first.settings, first.runtime, tmp_path / "again", patch.setattr) as again,
+    ):
+        rig = await first.restart()
+    await rig.node.stop()
+    assert len(again.found) > 5
+    await side_by_side([scene.check(each, operation) for each in again.found])
 
 
 async def _crashed(tmp_path: Path, **request: object) -> tuple[Crash, Sandbox]:
@@ -217,9 +262,10 @@ async def test_an_agent_that_does_not_answer_holds_up_nobody(
     guest.responsive.clear()
     rig = await after.restart()
     await rig.put(other.id, "value", 1)
-    assert (await rig.node.sandboxes.get(deaf.id)).state is State.RUNNING
     guest.responsive.set()
     await rig.put(deaf.id, "value", 2)
+    await rig.node.sandboxes.set_timeout(deaf.id, 60)
+    assert (await rig.node.sandboxes.get(deaf.id)).state is State.RUNNING
     await rig.node.sandboxes.pause(deaf.id)
     await rig.node.stop()
 

@@ -140,7 +140,7 @@ class VmProcess:
 
     def _on_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
-        how = ""  # only a parent is told
+        how = ", nobody knows how, as an earlier server had started it"
         if self._child is not None:
             how = _how(self._child.wait())  # it has exited: this only reaps
         os.close(self._pidfd)
