@@ -20,7 +20,7 @@ from tests.small_disk import bound, fill, loop_disk
 pytestmark = [pytest.mark.vm, pytest.mark.long, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aenv.errors import NoSpace
+from aenv.full import free_bytes
 from aenv.node import Node
 from aenv.sandboxes import reserve, room, store
 from aenv.sandboxes.room import PAUSED_BECAUSE
@@ -21,6 +22,14 @@ MIB = 1 << 20
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "PROOF_SECONDS", 0.2)
     monkeypatch.setattr(room, "RETRY_SECONDS", 0.1)
+
+
+def _fill(rig: Rig, monkeypatch: pytest.MonkeyPatch, *, room_for_captures: bool) -> None:
+    """The disk is full, until the runtime is told otherwise."""
+    rig.runtime.disk_is_full, rig.runtime.room_for_captures = True, room_for_captures
+    monkeypatch.setattr(
+        reserve, "free_bytes", lambda path: 0 if rig.runtime.disk_is_full else free_bytes(path)
+    )
 
 
 async def _state(rig: Rig, sandbox_id: str) -> State:
@@ -56,10 +65,12 @@ async def test_a_guest_goes_on_when_room_was_made(rig: Rig) -> None:
     await eventually(goes_on, 20)
 
 
-async def test_a_guest_that_still_cannot_write_is_paused_with_the_reason(rig: Rig) -> None:
+async def test_a_guest_that_still_cannot_write_is_paused_with_the_reason(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sandbox = await rig.create()
     await rig.put(sandbox.id, "value", 1)
-    rig.runtime.disk_is_full = True
+    _fill(rig, monkeypatch, room_for_captures=True)
     (await rig.instance(sandbox.id)).stall()
     await eventually(lambda: _paused(rig, sandbox.id), 20)
     record = await rig.node.sandboxes.get(sandbox.id)
@@ -82,10 +93,12 @@ async def test_a_guest_that_still_cannot_write_is_paused_with_the_reason(rig: Ri
     await eventually(kept_again, 20)
 
 
-async def test_a_vm_that_cannot_even_be_paused_waits_in_memory(rig: Rig) -> None:
+async def test_a_vm_that_cannot_even_be_paused_waits_in_memory(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sandbox = await rig.create(auto_resume=True)
     await rig.put(sandbox.id, "value", 1)
-    rig.runtime.disk_is_full, rig.runtime.room_for_captures = True, False
+    _fill(rig, monkeypatch, room_for_captures=False)
     (await rig.instance(sandbox.id)).stall()
 
     async def waits() -> bool:
@@ -131,9 +144,11 @@ async def test_a_sandbox_that_waits_can_be_killed(rig: Rig) -> None:
 async def test_a_pause_on_a_full_disk_gets_the_reserve(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox, bystander = await rig.create(), await rig.create()
     await rig.put(sandbox.id, "value", 1)
-    rig.runtime.order_failure("capture", NoSpace("full"))
-    await rig.node.sandboxes.pause(sandbox.id)
-    assert not (rig.settings.home / "reserve").exists()
+    with monkeypatch.context() as full:
+        full.setattr(reserve, "free_bytes", lambda _folder: MIB)  # enough to try, too little in the end
+        rig.runtime.order_failure("capture", NoSpace("full"))
+        await rig.node.sandboxes.pause(sandbox.id)
+        assert not (rig.settings.home / "reserve").exists()
     assert (await rig.node.sandboxes.get(sandbox.id)).reason is None
     await rig.node.sandboxes.connect(sandbox.id, 60)
     assert await rig.read(sandbox.id, "value") == 1
