@@ -13,6 +13,7 @@ from typing import Any
 from aenv.bench import engine
 from aenv.errors import RuntimeFailure
 from aenv.runtimes.base import Capture
+from aenv.runtimes.qemu.command import TB_SIZE_MIB
 
 _TIMEOUT = 300.0
 """Seconds for the engine to do a plan."""
@@ -48,7 +49,7 @@ def engine_files(capture: Capture, folder: str) -> dict[str, Any]:
         },
         "machine": {
             "base": base,
-            "accel": "kvm" if accel == "kvm" else "tcg,thread=multi,tb-size=32",
+            "accel": "kvm" if accel == "kvm" else f"tcg,thread=multi,tb-size={TB_SIZE_MIB}",
             "cpu": model,
             "cpus": capture.resources.cpu_count,
             "memory_mib": capture.resources.memory_mib,

@@ -20,7 +20,7 @@ from aenv.runtimes.base import BootSpec, Capture, Place, Resources, RuntimeIdent
 from aenv.runtimes.qemu import adoption, leftovers
 from aenv.runtimes.qemu.bare import QemuBareVmm
 from aenv.runtimes.qemu.blocking import to_the_end
-from aenv.runtimes.qemu.command import Machine, arguments
+from aenv.runtimes.qemu.command import TB_SIZE_MIB, Machine, arguments
 from aenv.runtimes.qemu.compaction import Workshop, compacted, is_wasteful
 from aenv.runtimes.qemu.disk import InstanceDisk
 from aenv.runtimes.qemu.host import find_qemu, host_cpu, kvm_works
@@ -58,7 +58,7 @@ class QemuRuntime:
         open_tap: Callable[[Slot], int],
         *,
         accel: Accel = "auto",
-        tb_size_mib: int = 32,
+        tb_size_mib: int = TB_SIZE_MIB,
         dns: str | None = None,
     ) -> QemuRuntime:
         """Look at the host and settle on an accelerator; takes up to 3 s where KVM doesn't work.
