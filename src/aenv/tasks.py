@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import structlog
@@ -59,6 +59,36 @@ class TaskSet:
         """Wait for every task, those started meanwhile included."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+
+class Meeting:
+    """Lets each of `count` members wait until the others are as far as it is, or will never be."""
+
+    def __init__(self, count: int) -> None:
+        self._missing = count
+        self._all = asyncio.Event()
+
+    @contextmanager
+    def attend(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Be a member in the block, which gets what to call to wait; to leave it without is not to come."""
+        counted = False
+
+        def count() -> None:
+            nonlocal counted
+            if not counted:
+                counted = True
+                self._missing -= 1
+                if self._missing <= 0:
+                    self._all.set()
+
+        async def meet() -> None:
+            count()
+            await self._all.wait()
+
+        try:
+            yield meet
+        finally:
+            count()
 
 
 class KeyedLocks:

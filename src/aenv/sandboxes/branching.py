@@ -20,7 +20,7 @@ from aenv.sandboxes.creation import Creation, child_of
 from aenv.sandboxes.machines import Machine
 from aenv.sandboxes.models import Build, Sandbox, Template
 from aenv.sandboxes.states import TRANSITIONS, Operation, State
-from aenv.tasks import finish
+from aenv.tasks import Meeting, finish
 from aenv.templates import store as templates_store
 from aenv.templates import tags
 from aenv.templates.names import DEFAULT_TAG, TEAM, Name
@@ -96,7 +96,10 @@ class Branching:
             return template
 
     async def fork(self, sandbox_id: str, count: int, timeout: float | None) -> Sequence[Sandbox | AenvError]:
-        """`count` copies of a running sandbox, started side by side; one result each."""
+        """`count` copies of a running sandbox, started side by side; one result each.
+
+        All are loaded before the first one runs: a guest that runs would take the others' time to load.
+        """
         async with self._branch(sandbox_id, Operation.FORK, memory=True) as (parent, captured):
             children = [child_of(parent, captured.id, timeout) for _ in range(count)]
 
@@ -109,11 +112,13 @@ class Branching:
             told = f"sandbox forked {count} times"
             copies = " ".join(child.id for child in children)
             self._core.telemetry.record(sandbox_id, "fork", told, children=copies)
-        return await asyncio.gather(*(self._child(child, sandbox_id) for child in children))
+        meeting = Meeting(count)
+        return await asyncio.gather(*(self._child(child, sandbox_id, meeting) for child in children))
 
-    async def _child(self, child: Sandbox, parent_id: str) -> Sandbox | AenvError:
+    async def _child(self, child: Sandbox, parent_id: str, meeting: Meeting) -> Sandbox | AenvError:
         try:
-            started = await self._creation.start(child, hot=False)
+            with meeting.attend() as together:
+                started = await self._creation.start(child, hot=False, together=together)
         except AenvError as error:
             return error
         except Exception as error:  # noqa: BLE001 (its siblings run: the caller must hear of them)

@@ -11,6 +11,7 @@ from aenv.errors import ResumeRefused
 from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.models import CreateSandbox, Sandbox, Template
+from aenv.sandboxes.starting import Meet
 from aenv.sandboxes.states import Operation, State
 from aenv.templates import store as templates_store
 
@@ -38,15 +39,16 @@ class Creation:
 
         return await self._core.whole(work())
 
-    async def start(self, sandbox: Sandbox, *, hot: bool) -> Sandbox:
+    async def start(self, sandbox: Sandbox, *, hot: bool, together: Meet | None = None) -> Sandbox:
         """Start the VM of a row in state `creating`; on failure the row is gone.
 
-        `hot`: the capture will be asked for again, so it is worth a hot VM.
+        `hot`: the capture will be asked for again, so it is worth a hot VM. `together` is awaited before the
+        vCPUs run.
         """
         core = self._core
         async with core.locks.hold(sandbox.id):
             try:
-                machine = await core.starter.start(sandbox, hot=hot)
+                machine = await core.starter.start(sandbox, hot=hot, together=together)
             except BaseException:
                 await core.unclaim(sandbox.id, Operation.CREATE)
                 raise

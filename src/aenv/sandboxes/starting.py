@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 
 import structlog
 
@@ -25,6 +25,11 @@ KINDS = 4
 
 RETRY_SECONDS = 2.0
 """When a start that found the queue full is worth another try."""
+
+IDENTIFYING_AT_ONCE = 8
+"""Of guests that run together, how many are told at a time who they are: all at once would each be late."""
+
+Meet = Callable[[], Awaitable[None]]
 
 REHEARSAL = InitRequest(sandbox_id="warm", template_id="warm", hostname="warm")
 """The identity with which a hot VM rehearses being given one."""
@@ -54,6 +59,7 @@ class Starter:
         self._queued = 0
         self._captures = captures
         self._examples: dict[str, Capture] = {}
+        self._identifying = asyncio.Semaphore(IDENTIFYING_AT_ONCE)
         self.stopped = StoppedMachines(stopped_vms)
         self.hot = Pool[Machine](
             "hot",
@@ -89,11 +95,14 @@ class Starter:
             for machine in self.stopped.take_all():
                 await finish(self._machines.destroy(machine))
 
-    async def start(self, sandbox: Sandbox, *, hot: bool, reboot: bool = False) -> Machine:
+    async def start(
+        self, sandbox: Sandbox, *, hot: bool, reboot: bool = False, together: Meet | None = None
+    ) -> Machine:
         """A running machine in the state of `sandbox.capture_id`, which knows that it is `sandbox`.
 
         `hot` is for a new sandbox: it allows a hot VM, and asks that there be one next time. `reboot` boots
-        from the disk though there may be a memory. Raises Overloaded if too many wait for their turn.
+        from the disk though there may be a memory. `together` is awaited before the vCPUs run. Raises
+        Overloaded if too many wait for their turn.
         """
         spare = self.hot.take(sandbox.capture_id) if hot else self.stopped.take(sandbox.id)
         if spare is not None and reboot:
@@ -114,7 +123,9 @@ class Starter:
                     machine = await self._machines.boot(BootSpec(capture, sandbox.resources))
             else:
                 machine = await self._restore(capture)
-            return await self._awaken(machine, sandbox)
+            if together is None:
+                return await self._awaken(machine, sandbox)
+        return await self._awaken(machine, sandbox, together)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -134,12 +145,14 @@ class Starter:
         finally:
             starting.release()
 
-    async def _awaken(self, machine: Machine, sandbox: Sandbox) -> Machine:
+    async def _awaken(self, machine: Machine, sandbox: Sandbox, together: Meet | None = None) -> Machine:
         """Let the vCPUs run and tell the guest who it is. On failure the machine is destroyed."""
         try:
+            if together is not None:
+                await together()
             await machine.instance.thaw()
             timings.mark("running")
-            async with asyncio.timeout(GUEST_TIMEOUT):
+            async with self._identifying if together else nullcontext(), asyncio.timeout(GUEST_TIMEOUT):
                 # An agent that wasn't frozen, since it stood still for want of room, asks for its token.
                 machine.guest.set_token(sandbox.envd_token)
                 await unless_full(machine, machine.guest.init(identity(sandbox)))
