@@ -93,3 +93,47 @@ def test_what_runs_and_what_is_paused_survive_a_killed_server(monkeypatch: pytes
     assert not server.links()
     assert not server.mounts()
     assert not list((folder / "workspace").iterdir())
+
+
+def _change(file: Path, **changes: Any) -> None:
+    """Change fields of a JSON file."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.long
+def test_what_cannot_be_adopted_is_lost_with_the_reason_and_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = home("crash")
+    with running_server(folder) as server:
+        _use(server, monkeypatch)
+        hung, older, rebooted, fine = [Sandbox.create("base", timeout=600).sandbox_id for _ in range(4)]
+        fine_vmm = _vmm(server, fine)
+        os.kill(_vmm(server, hung), signal.SIGSTOP)
+        place = {
+            each: folder / "workspace" / _record(server, each)["instance_id"] for each in (older, rebooted)
+        }
+        _kill(server.pid)
+        identity = json.loads((place[older] / "instance.json").read_text())["identity"]
+        _change(place[older] / "instance.json", identity={**identity, "version": "1.0"})
+        _change(place[rebooted] / "vmm.json", boot="another")
+
+    with running_server(folder) as server:
+        _use(server, monkeypatch)
+        assert _vmm(server, fine) == fine_vmm
+        Sandbox.connect(fine).files.write("file", "at once")
+        reasons = {
+            hung: "monitor doesn't answer",
+            older: "not of this server's version",
+            rebooted: "the host was restarted",
+        }
+        for sandbox_id, reason in reasons.items():
+            with pytest.raises(NotFoundException):  # at once, but for the hung one
+                Sandbox.connect(sandbox_id, request_timeout=120)
+            record = _record(server, sandbox_id)
+            assert record["state"] == "lost"
+            assert reason in record["reason"]
+        Sandbox.kill(fine)
+    assert not server.vmms()
+    assert not server.namespaces()
+    assert not list((folder / "workspace").iterdir())
