@@ -19,8 +19,8 @@ from aenv.database import Database
 from aenv.errors import AenvError, RuntimeFailure
 from aenv.runtimes.base import Place, Runtime
 from aenv.sandboxes import store
-from aenv.sandboxes.core import Core
-from aenv.sandboxes.machines import GUEST_TIMEOUT, Machine, identity
+from aenv.sandboxes.core import RETRY_SECONDS, Core
+from aenv.sandboxes.machines import FREEZE_TIMEOUT, GUEST_TIMEOUT, Machine, identity
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.states import LIVE, TRANSITIONS, State
 
@@ -32,6 +32,9 @@ AT_ONCE: Final = 16
 ADOPTION_SECONDS: Final = 10.0
 """How long a starting server waits until all are adopted. A VM that doesn't answer keeps only its own clients
 waiting for longer."""
+
+ATTEMPTS: Final = 20
+"""How often an agent that doesn't answer after the adoption is asked again to let processes go on."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,30 @@ async def _take_back(core: Core, sandbox: Sandbox, machine: Machine) -> None:
     The guest is told what it is told after a resume: its clock may be late by all the time without a server.
     Only then the record says that the sandbox runs: should this server be killed too, the next one does it.
     """
+    told = await _tell(sandbox, machine, GUEST_TIMEOUT)
+    operation = next(each.operation for each in TRANSITIONS.values() if each.via is sandbox.state)
+    await core.unclaim(sandbox.id, operation)
+    if not told:
+        core.tasks.start(_insist(core, sandbox, machine))
+
+
+async def _insist(core: Core, sandbox: Sandbox, machine: Machine) -> None:
+    """A guest that didn't answer in time is asked again, in between others' operations."""
+    for _ in range(ATTEMPTS):
+        await asyncio.sleep(RETRY_SECONDS)
+        async with core.locks.hold(sandbox.id):
+            if core.closing or core.live.machine(sandbox.id) is not machine:
+                return
+            if await _tell(sandbox, machine, FREEZE_TIMEOUT):
+                return
+
+
+async def _tell(sandbox: Sandbox, machine: Machine, seconds: float) -> bool:
+    """Tell the guest who it is and what time it is, and to let processes go on. Whether it answered."""
     try:
-        async with asyncio.timeout(GUEST_TIMEOUT):
+        async with asyncio.timeout(seconds):
             await machine.guest.init(identity(sandbox))
     except (AenvError, TimeoutError) as error:
         log.error("the guest agent doesn't let processes go on", sandbox=sandbox.id, error=repr(error))
-    operation = next(each.operation for each in TRANSITIONS.values() if each.via is sandbox.state)
-    await core.unclaim(sandbox.id, operation)
+        return False
+    return True

@@ -239,7 +239,7 @@ async def test_a_vm_whose_network_is_gone_makes_its_sandbox_lost(tmp_path: Path)
     await rig.node.stop()
 
 
-async def test_an_agent_that_does_not_answer_holds_up_nobody(
+async def test_an_agent_that_does_not_answer_holds_up_nobody_and_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = await _started(tmp_path / "home")
@@ -256,16 +256,22 @@ async def test_an_agent_that_does_not_answer_holds_up_nobody(
     await pausing
     await rig.node.stop()
 
-    monkeypatch.setattr(recovery, "ADOPTION_SECONDS", 0.1)
+    for bound in ("ADOPTION_SECONDS", "GUEST_TIMEOUT", "RETRY_SECONDS", "FREEZE_TIMEOUT"):
+        monkeypatch.setattr(recovery, bound, 0.1)
     await after.revive()
     guest = after.runtime.instances[str(deaf.instance_id)].guest
     guest.responsive.clear()
     rig = await after.restart()
     await rig.put(other.id, "value", 1)
-    guest.responsive.set()
-    await rig.put(deaf.id, "value", 2)
     await rig.node.sandboxes.set_timeout(deaf.id, 60)
     assert (await rig.node.sandboxes.get(deaf.id)).state is State.RUNNING
+    guest.memory["frozen"] = True
+
+    async def goes_on() -> bool:
+        return guest.memory["frozen"] is False
+
+    guest.responsive.set()
+    await eventually(goes_on, 20)
     await rig.node.sandboxes.pause(deaf.id)
     await rig.node.stop()
 
