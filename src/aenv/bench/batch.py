@@ -13,6 +13,7 @@ from aenv.bench.pace import Pace
 from aenv.bench.reference import run_engine
 from aenv.bench.rows import Report, Row
 from aenv.bench.server import Clock, Server, first_command
+from aenv.errors import RuntimeFailure
 from aenv.guest.client import EnvdClient
 from aenv.runtimes.base import Capture
 
@@ -40,7 +41,9 @@ class Life:
 
     @property
     def id(self) -> str:
-        """The sandbox's id."""
+        """The sandbox's id. Raises RuntimeFailure if there is none."""
+        if not self.sandbox:
+            raise RuntimeFailure("the sandbox didn't start")
         return str(self.sandbox["sandboxID"])
 
     @property
