@@ -116,7 +116,7 @@ async def test_a_shell_from_start_to_exit(cli: Cli, control: ControlPlane) -> No
 
 
 async def test_control_keys_go_to_the_sandbox(cli: Cli) -> None:
-    # A login shell that is still starting could swallow the interrupt, so it is sent only once the program is up.
+    # A login shell that is still starting could swallow the interrupt: it is sent once the program is up.
     program = ("sh", "-c", "echo up; exec cat")
     async with on_terminal(cli, "exec", "-t", "-u", "nobody", "-w", "/", "i1", *program) as terminal:
         await terminal.until("up")
