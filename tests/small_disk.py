@@ -65,15 +65,25 @@ def read_only(folder: Path) -> Iterator[None]:
         _run("mount", "-o", "remount,rw", folder)
 
 
-def fill(folder: Path, leave: int, name: str = "filler") -> Path:
-    """A file `name` that takes all of the file system but `leave` bytes."""
-    filler = folder / name
-    with filler.open("wb", buffering=0) as file:
+@contextlib.contextmanager
+def filled(folder: Path, leave: int) -> Iterator[Path]:
+    """A file that takes all of the file system but `leave` bytes, for the block."""
+    filler = folder / "filler"
+    fill(filler, leave)
+    try:
+        yield filler
+    finally:
+        filler.unlink()
+
+
+def fill(filler: Path, leave: int) -> None:
+    """Let a file grow, or begin, until only `leave` bytes are free."""
+    folder = filler.parent
+    with filler.open("ab", buffering=0) as file:
         for piece in (16 << 20, 1 << 20, 64 << 10, 4 << 10):  # what is free isn't all for data
             with contextlib.suppress(OSError):
                 while _free(folder) > leave + piece:
                     os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), piece)
-    return filler
 
 
 def _free(folder: Path) -> int:

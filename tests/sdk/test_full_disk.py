@@ -15,7 +15,7 @@ import pytest
 from e2b import Sandbox, SandboxException
 
 from tests.server import Server, home, running_server
-from tests.small_disk import bound, fill, loop_disk
+from tests.small_disk import bound, fill, filled, loop_disk
 
 pytestmark = [pytest.mark.vm, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -43,9 +43,10 @@ def environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bystander(server: Server) -> Iterator[Any]:
-    """A sandbox that writes nothing; it is fine all the time."""
+    """A sandbox beside all that. If its guest wants to write just then, it waits or is paused, too."""
     sandbox = Sandbox.create("base", timeout=3000)
     yield sandbox
+    sandbox = Sandbox.connect(sandbox.sandbox_id)
     assert sandbox.commands.run("echo fine").stdout == "fine\n"
     sandbox.kill()
 
@@ -67,22 +68,21 @@ def test_a_guest_that_fills_the_disk(server: Server, bystander: Any) -> None:
     sandbox.files.write("kept", "before")
     reserve = server.home / "reserve"
     _eventually(reserve.exists)
-    filler = fill(server.home, 40 * MIB)
-    program = "for i in $(seq 100); do head -c 1M /dev/urandom > part-$i; sync; done; sha256sum part-* > sums"
-    sandbox.commands.run(program, background=True, timeout=0)
-    _eventually(lambda: "pauseReason" in _detail(server, sandbox.sandbox_id))
-    assert _detail(server, sandbox.sandbox_id)["state"] == "paused"
-    assert _detail(server, sandbox.sandbox_id)["pauseReason"] == "the host's disk was full"
-    assert not reserve.exists()
-    rest = fill(server.home, 0, "rest")  # of the reserve
+    with filled(server.home, 40 * MIB) as filler:
+        each = "head -c 1M /dev/urandom > part-$i; sync"
+        program = f"for i in $(seq 100); do {each}; done; sha256sum part-* > sums"
+        sandbox.commands.run(program, background=True, timeout=0)
+        _eventually(lambda: "pauseReason" in _detail(server, sandbox.sandbox_id))
+        assert _detail(server, sandbox.sandbox_id)["state"] == "paused"
+        assert _detail(server, sandbox.sandbox_id)["pauseReason"] == "the host's disk was full"
+        assert not reserve.exists()
 
-    with pytest.raises(SandboxException, match="disk is full") as refusal:
-        Sandbox.connect(sandbox.sandbox_id)
-    assert "507" in str(refusal.value)
-    assert _detail(server, sandbox.sandbox_id)["state"] == "paused"
+        fill(filler, 0)
+        with pytest.raises(SandboxException, match="disk is full") as refusal:
+            Sandbox.connect(sandbox.sandbox_id)
+        assert "507" in str(refusal.value)
+        assert _detail(server, sandbox.sandbox_id)["state"] == "paused"
 
-    filler.unlink()
-    rest.unlink()
     again = Sandbox.connect(sandbox.sandbox_id, timeout=3000)
     assert "pauseReason" not in _detail(server, sandbox.sandbox_id)
     _eventually(lambda: again.files.exists("sums"))
@@ -97,13 +97,20 @@ def test_a_pause_on_a_full_disk(server: Server, bystander: Any) -> None:
     sandbox = Sandbox.create("base", timeout=3000)
     sandbox.files.write("kept", "before")
     _eventually((server.home / "reserve").exists)
-    filler = fill(server.home, 0)
-    with pytest.raises(SandboxException, match="507"):
-        sandbox.create_snapshot()
-    assert sandbox.files.read("kept") == "before"
-    sandbox.pause()
-    assert "pauseReason" not in _detail(server, sandbox.sandbox_id)
-    filler.unlink()
+    with filled(server.home, 0) as filler:
+
+        def refused() -> bool:
+            fill(filler, 0)  # what was tidied up meanwhile, too
+            try:
+                Sandbox.delete_snapshot(sandbox.create_snapshot().snapshot_id)
+            except SandboxException as error:
+                return "507" in str(error)
+            return False
+
+        _eventually(refused)
+        assert sandbox.files.read("kept") == "before"
+        sandbox.pause()
+        assert "pauseReason" not in _detail(server, sandbox.sandbox_id)
     again = Sandbox.connect(sandbox.sandbox_id, timeout=3000)
     assert again.files.read("kept") == "before"
     again.kill()

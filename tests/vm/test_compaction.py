@@ -59,6 +59,7 @@ def _open_overlays(instance: QemuInstance) -> set[str]:
     return {name for file in files if (name := str(file.readlink())).endswith(".qcow2")}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_a_vm_that_is_captured_again_and_again(lab: Lab, prepared: Prepared) -> None:
     instance = await lab.restore(prepared.captures[1])
@@ -149,6 +150,8 @@ async def test_a_merge_that_fails_or_is_stopped_changes_nothing(
     await _check(lab, again, 5)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 async def test_the_capture_of_a_paused_sandbox(lab: Lab, prepared: Prepared) -> None:
     instance = await lab.restore(prepared.captures[1])
     await instance.thaw()
