@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def test_a_damaged_layer_of_each_kind(server: Server, bystander: Any) -> None:
 
 def _folder_of(server: Server, sandbox_id: str) -> Path:
     """The folder of the capture that a sandbox is paused to."""
-    with sqlite3.connect(server.home / "aenv.db") as connection:
+    with closing(sqlite3.connect(server.home / "aenv.db")) as connection:
         query = "SELECT capture_id FROM sandboxes WHERE id = ?"
         (capture_id,) = connection.execute(query, (sandbox_id,)).fetchone()
     return server.home / "captures" / str(capture_id)

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import statistics
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def _bytes(server: Server) -> int:
 
 
 def _layers(server: Server, sandbox_id: str) -> int:
-    with sqlite3.connect(server.home / "aenv.db") as connection:
+    with closing(sqlite3.connect(server.home / "aenv.db")) as connection:
         query = "SELECT count(*) FROM capture_layers JOIN sandboxes USING (capture_id) WHERE id = ?"
         return int(connection.execute(query, (sandbox_id,)).fetchone()[0])
 
