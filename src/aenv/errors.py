@@ -18,6 +18,7 @@ AenvError
 ├── StorageFailure        500  what is on the host's disk can't be read, or it can't be written
 │   └── NoSpace           507  the host's disk is full
 ├── HostNotReady          500  a tool, a device or a permission is missing on the host
+├── LimitReached          429  no more sandboxes may run than run already
 ├── Overloaded            503  try again after `retry_after`
 └── ShuttingDown          503  the server is stopping
 
@@ -168,8 +169,15 @@ class HostNotReady(AenvError):
     retry = Retry.PERMANENT
 
 
+class LimitReached(AenvError):
+    """What may run here at a time runs already: others must end or be paused first."""
+
+    status = 429
+    retry = Retry.TRANSIENT
+
+
 class Overloaded(AenvError):
-    """There is no room now."""
+    """The server is too busy now, or its host is short of memory."""
 
     status = 503
     retry = Retry.TRANSIENT

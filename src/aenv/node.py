@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Coroutine
@@ -13,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from aenv import host
 from aenv.database import Database
 from aenv.errors import HostNotReady
 from aenv.guest.client import EnvdClient
@@ -21,6 +23,7 @@ from aenv.network.base import NetworkPool
 from aenv.runtimes.base import Resources, Runtime
 from aenv.runtimes.choice import Chosen, choose_runtime
 from aenv.sandboxes import recovery, store
+from aenv.sandboxes.admission import Limits
 from aenv.sandboxes.compaction import Compaction
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.machines import Machines
@@ -29,6 +32,7 @@ from aenv.sandboxes.reserve import Reserve
 from aenv.sandboxes.service import SandboxService
 from aenv.sandboxes.starting import Starter
 from aenv.sandboxes.states import LIVE, State
+from aenv.sandboxes.turns import StartTurns
 from aenv.settings import Settings
 from aenv.snapshots.captures import Captures
 from aenv.tasks import cancel
@@ -100,7 +104,6 @@ class Node:
             self.network,
             workspace,
             EnvdClient,
-            settings.concurrent_starts,
         )
         template = await ensure_base(
             image=chosen.base_image,
@@ -112,14 +115,15 @@ class Node:
             progress=progress,
         )
         activity = Activity()
+        turns = StartTurns(settings.concurrent_starts, settings.max_queued_starts, settings.max_start_wait)
         self.starter = Starter(
             machines,
             self.captures,
             activity,
+            turns,
             hot_vms=settings.hot_vms,
             bare_vms=settings.bare_vms,
             stopped_vms=settings.stopped_vms,
-            max_queued=settings.max_queued_starts,
         )
         self._own(self.starter.run())
         self.templates = TemplateService(database, self.captures)
@@ -134,6 +138,7 @@ class Node:
             starter=self.starter,
             activity=activity,
             telemetry=self.telemetry,
+            limits=await asyncio.to_thread(_limits, settings),
             max_timeout=settings.max_timeout,
         )
         reserve = Reserve(settings.home / "reserve", settings.reserve_mib << 20)
@@ -154,6 +159,13 @@ class Node:
     async def stop(self) -> None:
         """Pause what runs, then give everything back, in the reverse order of the start."""
         await self._stack.aclose()
+
+
+def _limits(settings: Settings) -> Limits:
+    """What all running sandboxes may have together, from what the host has."""
+    cpus = host.cpus() * settings.cpu_overcommit
+    memory = (host.memory().total >> 20) * settings.memory_overcommit
+    return Limits(cpus or math.inf, memory or math.inf)
 
 
 def _claim_home(settings: Settings) -> int:

@@ -71,6 +71,17 @@ class Settings(BaseSettings):
     reserve_mib: int = Field(
         256, ge=0, description="Disk space kept free for pauses when the disk is full, MiB; 0 keeps none"
     )
+    max_start_wait: float = Field(
+        30.0, gt=0, le=3600, description="Seconds that a start may wait for its turn before it is refused"
+    )
+    cpu_overcommit: float = Field(
+        200.0, ge=0, description="vCPUs of all running sandboxes per CPU; more get 429. 0 is no limit"
+    )
+    memory_overcommit: float = Field(
+        8.0,
+        ge=0,
+        description="Memory of all running guests per memory of the host; more get 429. 0 is no limit",
+    )
     max_fork: int = Field(16, ge=1, le=100, description="Most children of one fork")
 
     default_timeout: int = Field(300, ge=1, description="Seconds to a sandbox's deadline, new API")

@@ -52,6 +52,10 @@ _ERRORS: Mapping[int, tuple[str, Json]] = {
     409: ("The state of the sandbox doesn't allow this.", {}),
     413: ("The body is too large.", {}),
     422: ("The Idempotency-Key was used for another request.", {}),
+    429: (
+        "No more sandboxes may run than run already.",
+        {"Should-Retry": _SHOULD_RETRY, "Retry-After": _RETRY_AFTER},
+    ),
     500: ("The server, a VM or its guest failed.", {"Should-Retry": _SHOULD_RETRY}),
     507: ("The host's disk is full.", {"Should-Retry": _SHOULD_RETRY, "Retry-After": _RETRY_AFTER}),
     503: ("Not now.", {"Should-Retry": _SHOULD_RETRY, "Retry-After": _RETRY_AFTER}),

@@ -99,6 +99,7 @@ class Branching:
         """`count` copies of a running sandbox, started side by side; one result each.
 
         All are loaded before the first one runs: a guest that runs would take the others' time to load.
+        Raises LimitReached if there is no room for even one: then nothing is captured.
         """
         async with self._branch(sandbox_id, Operation.FORK, memory=True) as (parent, captured):
             children = [child_of(parent, captured.id, timeout) for _ in range(count)]
@@ -118,7 +119,8 @@ class Branching:
     async def _child(self, child: Sandbox, parent_id: str, meeting: Meeting) -> Sandbox | AenvError:
         try:
             with meeting.attend() as together:
-                started = await self._creation.start(child, hot=False, together=together)
+                group = f"fork {parent_id}"
+                started = await self._creation.start(child, hot=False, group=group, together=together)
         except AenvError as error:
             return error
         except Exception as error:  # noqa: BLE001 (its siblings run: the caller must hear of them)
@@ -135,6 +137,8 @@ class Branching:
         """Capture a running sandbox and let it go on; the block then records the capture."""
         core = self._core
         async with core.locks.hold(sandbox_id):
+            if operation is Operation.FORK:
+                core.admission.check((await core.get(sandbox_id)).resources)
             sandbox = await core.claim(sandbox_id, operation)
             machine = await core.machine_of(sandbox)
             try:

@@ -29,6 +29,7 @@ from aenv.errors import (
     StorageFailure,
 )
 from aenv.sandboxes import store
+from aenv.sandboxes.admission import Admission, Limits
 from aenv.sandboxes.live import LiveSandboxes
 from aenv.sandboxes.machines import Machine, Machines
 from aenv.sandboxes.models import Sandbox
@@ -64,6 +65,7 @@ class Core:
         starter: Starter,
         activity: Activity,
         telemetry: Telemetry,
+        limits: Limits,
         max_timeout: float,
     ) -> None:
         self.database = database
@@ -71,6 +73,7 @@ class Core:
         self.machines = machines
         self.starter = starter
         self.live = LiveSandboxes()
+        self.admission = Admission(limits, self.live.resources)
         self.telemetry = telemetry
         telemetry.watch(self.live.guests)
         self.locks = KeyedLocks()

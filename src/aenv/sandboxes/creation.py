@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 
 from aenv import ids
 from aenv.errors import ResumeRefused
 from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
+from aenv.sandboxes.machines import Machine
 from aenv.sandboxes.models import CreateSandbox, Sandbox, Template
 from aenv.sandboxes.starting import Meet
 from aenv.sandboxes.states import Operation, State
@@ -35,27 +38,22 @@ class Creation:
 
         async def work() -> Sandbox:
             sandbox, has_memory = await self._core.database.run(insert)
-            return await self.start(sandbox, hot=has_memory)
+            return await self.start(sandbox, hot=has_memory, group="create")
 
         return await self._core.whole(work())
 
-    async def start(self, sandbox: Sandbox, *, hot: bool, together: Meet | None = None) -> Sandbox:
+    async def start(self, sandbox: Sandbox, *, hot: bool, group: str, together: Meet | None = None) -> Sandbox:
         """Start the VM of a row in state `creating`; on failure the row is gone.
 
-        `hot`: the capture will be asked for again, so it is worth a hot VM. `together` is awaited before the
-        vCPUs run.
+        `hot`: the capture will be asked for again, so it is worth a hot VM. `group`: of starts that take
+        turns with others. `together` is awaited before the vCPUs run.
         """
-        core = self._core
-        async with core.locks.hold(sandbox.id):
-            try:
-                machine = await core.starter.start(sandbox, hot=hot, together=together)
-            except BaseException:
-                await core.unclaim(sandbox.id, Operation.CREATE)
-                raise
-            return await core.publish(sandbox, machine, Operation.CREATE, sandbox.timeout)
+        started = self._started(sandbox, Operation.CREATE, group, hot=hot, together=together)
+        async with self._core.locks.hold(sandbox.id), started as machine:
+            return await self._core.publish(sandbox, machine, Operation.CREATE, sandbox.timeout)
 
     async def resume(
-        self, sandbox_id: str, timeout: float, auto_pause: bool | None, *, memory: bool
+        self, sandbox_id: str, timeout: float, auto_pause: bool | None, *, memory: bool, group: str = "resume"
     ) -> Sandbox:
         """Resume a paused sandbox with a new deadline, holding its lock; without `memory` it is rebooted.
 
@@ -63,18 +61,43 @@ class Creation:
         """
         core = self._core
         sandbox = await core.claim(sandbox_id, Operation.RESUME)
-        try:
-            if memory and sandbox.pause_mode == "full" and not sandbox.memory_is_usable:
-                raise ResumeRefused(
-                    f"the guest agent of sandbox {sandbox_id} didn't answer when it was paused: "
-                    "resume it from its disk, without memory"
-                )
-            machine = await core.starter.start(sandbox, hot=False, reboot=not memory)
-        except BaseException:
+        if memory and sandbox.pause_mode == "full" and not sandbox.memory_is_usable:
             await core.unclaim(sandbox_id, Operation.RESUME)
-            raise
+            raise ResumeRefused(
+                f"the guest agent of sandbox {sandbox_id} didn't answer when it was paused: "
+                "resume it from its disk, without memory"
+            )
         changes = {} if auto_pause is None else {"auto_pause": auto_pause}
-        return await core.publish(sandbox, machine, Operation.RESUME, timeout, **changes)
+        started = self._started(sandbox, Operation.RESUME, group, hot=False, reboot=not memory)
+        async with started as machine:
+            return await core.publish(sandbox, machine, Operation.RESUME, timeout, **changes)
+
+    @asynccontextmanager
+    async def _started(
+        self,
+        sandbox: Sandbox,
+        operation: Operation,
+        group: str,
+        *,
+        hot: bool,
+        reboot: bool = False,
+        together: Meet | None = None,
+    ) -> AsyncIterator[Machine]:
+        """A machine for the sandbox, which counts as running while the block publishes it.
+
+        If there is no room for it, or it can't be started, the sandbox is as before.
+        """
+        core = self._core
+        with ExitStack() as room:
+            try:
+                room.enter_context(core.admission.reserve(sandbox.resources))
+                machine = await core.starter.start(
+                    sandbox, hot=hot, group=group, reboot=reboot, together=together
+                )
+            except BaseException:
+                await core.unclaim(sandbox.id, operation)
+                raise
+            yield machine
 
 
 def _new(request: CreateSandbox, template: Template) -> Sandbox:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aenv.guest.client import EnvdClient
+from aenv.runtimes.base import Resources
 from aenv.sandboxes.machines import Machine
 from aenv.sandboxes.models import Endpoint, Sandbox
 
@@ -42,6 +43,10 @@ class LiveSandboxes:
         """The machine, if the sandbox has one."""
         entry = self._entries.get(sandbox_id)
         return None if entry is None else entry.machine
+
+    def resources(self) -> list[Resources]:
+        """The sizes of all of them."""
+        return [entry.machine.instance.resources for entry in self._entries.values()]
 
     def guests(self) -> dict[str, EnvdClient]:
         """The agents of all sandboxes that clients can reach."""

@@ -56,16 +56,13 @@ GuestFactory = Callable[[str], EnvdClient]
 
 
 class Machines:
-    """Makes and destroys machines. `at_once` bounds how many are being started at a time."""
+    """Makes and destroys machines."""
 
-    def __init__(
-        self, runtime: Runtime, network: NetworkPool, workspace: Path, guests: GuestFactory, at_once: int
-    ) -> None:
+    def __init__(self, runtime: Runtime, network: NetworkPool, workspace: Path, guests: GuestFactory) -> None:
         self._runtime = runtime
         self._network = network
         self._workspace = workspace
         self._guests = guests
-        self.starting = asyncio.Semaphore(at_once)
 
     def key(self, capture: Capture) -> str:
         """Which bare VMMs can load this capture."""

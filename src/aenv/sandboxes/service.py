@@ -8,7 +8,14 @@ from collections.abc import Sequence
 
 import structlog
 
-from aenv.errors import AenvError, InvalidRequest, NoSpace, SandboxNotFound
+from aenv.errors import (
+    AenvError,
+    InvalidRequest,
+    LimitReached,
+    NoSpace,
+    Overloaded,
+    SandboxNotFound,
+)
 from aenv.sandboxes import store
 from aenv.sandboxes.branching import Branching
 from aenv.sandboxes.core import Core
@@ -67,15 +74,17 @@ class SandboxService:
     async def connect(self, sandbox_id: str, timeout: float, *, memory: bool = True) -> tuple[Sandbox, bool]:
         """Resume if paused, extend the deadline; see `Sandboxes.connect`."""
         self._core.check_timeout(timeout)
+        return await self._core.whole(self._connect(sandbox_id, timeout, memory=memory, group="resume"))
 
-        async def work() -> tuple[Sandbox, bool]:
-            async with self._core.locks.hold(sandbox_id):
-                sandbox = await self._core.get(sandbox_id)
-                if sandbox.state is State.PAUSED:
-                    return await self._creation.resume(sandbox_id, timeout, None, memory=memory), True
+    async def _connect(
+        self, sandbox_id: str, timeout: float, *, memory: bool, group: str
+    ) -> tuple[Sandbox, bool]:
+        async with self._core.locks.hold(sandbox_id):
+            sandbox = await self._core.get(sandbox_id)
+            if sandbox.state is not State.PAUSED:
                 return await self._deadlines.extend(sandbox, timeout), False
-
-        return await self._core.whole(work())
+            resumed = await self._creation.resume(sandbox_id, timeout, None, memory=memory, group=group)
+            return resumed, True
 
     async def resume(
         self, sandbox_id: str, timeout: float, auto_pause: bool | None = None, *, memory: bool = True
@@ -201,12 +210,19 @@ class SandboxService:
                 raise cannot_write(sandbox_id)
         wakes = sandbox.auto_resume and sandbox.memory_is_usable  # else whoever sent it would meet a reboot
         if found is None and sandbox.state is State.PAUSED and wakes:
-            timeout = max(sandbox.timeout, AUTO_RESUME_TIMEOUT)
-            await self.connect(sandbox_id, min(timeout, self._core.max_timeout))
+            await self._wake(sandbox)
             found = self._core.live.endpoint(sandbox_id)
         if found is None:
             raise SandboxNotFound(sandbox_id)
         return found
+
+    async def _wake(self, sandbox: Sandbox) -> None:
+        """Resume a sandbox because of traffic. Raises Overloaded if there is no room for it."""
+        timeout = min(max(sandbox.timeout, AUTO_RESUME_TIMEOUT), self._core.max_timeout)
+        try:
+            await self._core.whole(self._connect(sandbox.id, timeout, memory=True, group="traffic"))
+        except LimitReached as error:  # whoever sent the traffic didn't send too much of it
+            raise Overloaded(error.message, retry_after=error.retry_after) from error
 
     async def watch_deadlines(self) -> None:
         """Keep the deadlines until cancelled."""

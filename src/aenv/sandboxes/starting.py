@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 import structlog
 
 from aenv import timings
-from aenv.errors import AenvError, GuestUnresponsive, NoSpace, Overloaded
+from aenv.errors import AenvError, GuestUnresponsive, NoSpace
 from aenv.guest.client import InitRequest
 from aenv.runtimes.base import BareVmm, BootSpec, Capture
 from aenv.sandboxes.machines import GUEST_TIMEOUT, Machine, Machines, identity, unless_full
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.pools import Activity, Pool, StoppedMachines
+from aenv.sandboxes.turns import StartTurns
 from aenv.snapshots.captures import Captures
 from aenv.tasks import finish
 
@@ -22,9 +23,6 @@ log = structlog.get_logger()
 
 KINDS = 4
 """Of how many templates, and of how many memory bases, spare machines are kept."""
-
-RETRY_SECONDS = 2.0
-"""When a start that found the queue full is worth another try."""
 
 IDENTIFYING_AT_ONCE = 8
 """Of guests that run together, how many are told at a time who they are: all at once would each be late."""
@@ -48,15 +46,14 @@ class Starter:
         machines: Machines,
         captures: Captures,
         activity: Activity,
+        turns: StartTurns,
         *,
         hot_vms: int,
         bare_vms: int,
         stopped_vms: int,
-        max_queued: int,
     ) -> None:
         self._machines = machines
-        self._max_queued = max_queued
-        self._queued = 0
+        self._turns = turns
         self._captures = captures
         self._examples: dict[str, Capture] = {}
         self._identifying = asyncio.Semaphore(IDENTIFYING_AT_ONCE)
@@ -96,13 +93,14 @@ class Starter:
                 await finish(self._machines.destroy(machine))
 
     async def start(
-        self, sandbox: Sandbox, *, hot: bool, reboot: bool = False, together: Meet | None = None
+        self, sandbox: Sandbox, *, hot: bool, group: str, reboot: bool = False, together: Meet | None = None
     ) -> Machine:
         """A running machine in the state of `sandbox.capture_id`, which knows that it is `sandbox`.
 
         `hot` is for a new sandbox: it allows a hot VM, and asks that there be one next time. `reboot` boots
-        from the disk though there may be a memory. `together` is awaited before the vCPUs run. Raises
-        Overloaded if too many wait for their turn.
+        from the disk though there may be a memory. Starts of one `group` wait behind each other, and groups
+        take turns. `together` is awaited before the vCPUs run. Raises Overloaded if too many wait, or it
+        would wait for too long.
         """
         spare = self.hot.take(sandbox.capture_id) if hot else self.stopped.take(sandbox.id)
         if spare is not None and reboot:
@@ -116,7 +114,7 @@ class Starter:
                 if isinstance(error, NoSpace):
                     raise
                 log.warning("a spare VM didn't come back", sandbox=sandbox.id, error=str(error))
-        async with self._turn():
+        async with self._turns.turn(group):
             capture = await self._captures.get(sandbox.capture_id)
             if reboot or not capture.memory:
                 with timings.measure("boot"):
@@ -126,24 +124,6 @@ class Starter:
             if together is None:
                 return await self._awaken(machine, sandbox)
         return await self._awaken(machine, sandbox, together)
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """One of the few starts at a time. Those that spare VMs need wait too, but don't count."""
-        starting = self._machines.starting
-        if starting.locked() and self._queued >= self._max_queued:
-            raise Overloaded(
-                f"{self._queued} sandboxes are waiting to be started already", retry_after=RETRY_SECONDS
-            )
-        self._queued += 1
-        try:
-            await starting.acquire()
-        finally:
-            self._queued -= 1
-        try:
-            yield
-        finally:
-            starting.release()
 
     async def _awaken(self, machine: Machine, sandbox: Sandbox, together: Meet | None = None) -> Machine:
         """Let the vCPUs run and tell the guest who it is. On failure the machine is destroyed."""
@@ -179,7 +159,7 @@ class Starter:
             return await self._machines.load(vmm, capture)
 
     async def _make_hot(self, capture_id: str) -> Machine:
-        async with self._machines.starting:
+        async with self._turns.spare_turn():
             machine = await self._restore(await self._captures.get(capture_id))
             try:
                 await machine.instance.thaw()
@@ -192,5 +172,5 @@ class Starter:
             return machine
 
     async def _make_bare(self, key: str) -> BareVmm:
-        async with self._machines.starting:
+        async with self._turns.spare_turn():
             return await self._machines.spawn(self._examples[key])

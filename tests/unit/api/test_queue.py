@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from aenv.errors import Overloaded
 from aenv.node import Node
-from aenv.sandboxes import starting
+from aenv.sandboxes import turns
 from tests.unit.api.support import fake_settings, run_program, running
 from tests.unit.sandboxes.conftest import eventually
 
@@ -25,16 +26,17 @@ async def test_starts_beyond_the_queue_are_told_to_come_again(
             super().__init__(message, retry_after=retry_after)
             refusals.append(message)
 
-    monkeypatch.setattr(starting, "Overloaded", Noted)
+    monkeypatch.setattr(turns, "Overloaded", Noted)
     settings = fake_settings(tmp_path, hot_vms=0, bare_vms=0, concurrent_starts=1, max_queued_starts=2)
     node = Node(settings)
     async with running(settings, node) as server:
-        await node.starter._machines.starting.acquire()
+        held = contextlib.AsyncExitStack()
+        await held.enter_async_context(node.starter._turns.spare_turn())
         create = ("POST", "/v2/sandboxes", {"templateID": "base"})
         waiting = [asyncio.create_task(server.request(*create)) for _ in range(2)]
 
         async def both_wait() -> bool:
-            return node.starter._queued == 2
+            return node.starter._turns.waiting == 2
 
         await eventually(both_wait)
         refused = await server.request(*create)
@@ -51,7 +53,7 @@ async def test_starts_beyond_the_queue_are_told_to_come_again(
             return bool(refusals)
 
         await eventually(was_refused, 60)
-        node.starter._machines.starting.release()
+        await held.aclose()
         await patient
         assert [answer.status for answer in await asyncio.gather(*waiting)] == [201, 201]
         assert len((await server.request("GET", "/v2/sandboxes")).body) == 3

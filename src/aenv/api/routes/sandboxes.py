@@ -78,6 +78,7 @@ def starting_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
     resumed: dict[int | str, dict[str, Any]] = {
         200: {"description": "It was running."},
         201: {"description": "It was paused and has been resumed.", "model": StartedSandbox},
+        **failures(429),
     }
 
     def checked(value: int | None, default: int) -> int:
@@ -90,7 +91,7 @@ def starting_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
         response.status_code = 201 if was_paused else 200
         return StartedSandbox.of(sandbox, settings.public_domain)
 
-    @router.post("/v2/sandboxes", status_code=201, responses=failures(404, 503))
+    @router.post("/v2/sandboxes", status_code=201, responses=failures(404, 429, 503))
     async def create_v2(
         body: Annotated[NewSandbox, Depends(json_body(NewSandbox))], key: IdempotencyKey
     ) -> StartedSandbox:
@@ -98,7 +99,7 @@ def starting_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
         request = _create_request(body, timeout, secure=True, settings=settings)
         return StartedSandbox.of(await sandboxes.create(request, key), settings.public_domain)
 
-    @router.post("/sandboxes", status_code=201, responses=failures(404, 503))
+    @router.post("/sandboxes", status_code=201, responses=failures(404, 429, 503))
     async def create_v1(
         body: Annotated[NewSandbox, Depends(json_body(NewSandbox))], key: IdempotencyKey
     ) -> StartedSandbox:
@@ -124,7 +125,7 @@ def starting_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
         timeout = checked(body.timeout, settings.default_timeout_v1)
         return await connected(sandbox_id, timeout, body.memory, response)
 
-    @router.post("/sandboxes/{sandbox_id}/resume", status_code=201)
+    @router.post("/sandboxes/{sandbox_id}/resume", status_code=201, responses=failures(429))
     async def resume(
         sandbox_id: SandboxId, body: Annotated[ResumeSandbox, Depends(json_body(ResumeSandbox))]
     ) -> StartedSandbox:
@@ -133,7 +134,7 @@ def starting_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
         sandbox = await sandboxes.resume(sandbox_id, timeout, body.auto_pause, memory=memory)
         return StartedSandbox.of(sandbox, settings.public_domain)
 
-    @router.post("/sandboxes/{sandbox_id}/fork", status_code=201)
+    @router.post("/sandboxes/{sandbox_id}/fork", status_code=201, responses=failures(429))
     async def fork(
         sandbox_id: SandboxId, body: Annotated[ForkSandbox, Depends(json_body(ForkSandbox))]
     ) -> list[ForkResult]:
