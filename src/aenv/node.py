@@ -23,13 +23,14 @@ from aenv.network.base import NetworkPool
 from aenv.runtimes.base import Resources, Runtime
 from aenv.runtimes.choice import Chosen, choose_runtime
 from aenv.sandboxes import recovery, store
+from aenv.sandboxes.activity import Activity
 from aenv.sandboxes.admission import Limits
 from aenv.sandboxes.compaction import Compaction
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.machines import Machines
-from aenv.sandboxes.pools import Activity
 from aenv.sandboxes.reserve import Reserve
 from aenv.sandboxes.service import SandboxService
+from aenv.sandboxes.spares import MemoryPlan
 from aenv.sandboxes.starting import Starter
 from aenv.sandboxes.states import LIVE, State
 from aenv.sandboxes.turns import StartTurns
@@ -115,6 +116,7 @@ class Node:
             progress=progress,
         )
         activity = Activity()
+        memory = await asyncio.to_thread(host.memory)
         turns = StartTurns(settings.concurrent_starts, settings.max_queued_starts, settings.max_start_wait)
         self.starter = Starter(
             machines,
@@ -124,6 +126,7 @@ class Node:
             hot_vms=settings.hot_vms,
             bare_vms=settings.bare_vms,
             stopped_vms=settings.stopped_vms,
+            plan=_plan(settings, memory.total),
         )
         self._own(self.starter.run())
         self.templates = TemplateService(database, self.captures)
@@ -138,7 +141,7 @@ class Node:
             starter=self.starter,
             activity=activity,
             telemetry=self.telemetry,
-            limits=await asyncio.to_thread(_limits, settings),
+            limits=_limits(settings, memory.total),
             max_timeout=settings.max_timeout,
         )
         reserve = Reserve(settings.home / "reserve", settings.reserve_mib << 20)
@@ -161,11 +164,20 @@ class Node:
         await self._stack.aclose()
 
 
-def _limits(settings: Settings) -> Limits:
+def _limits(settings: Settings, host_bytes: int) -> Limits:
     """What all running sandboxes may have together, from what the host has."""
     cpus = host.cpus() * settings.cpu_overcommit
-    memory = (host.memory().total >> 20) * settings.memory_overcommit
+    memory = (host_bytes >> 20) * settings.memory_overcommit
     return Limits(cpus or math.inf, memory or math.inf)
+
+
+def _plan(settings: Settings, host_bytes: int) -> MemoryPlan:
+    """What spare machines may hold, and what starts leave free, from what the host has."""
+    budget, reserve = settings.spare_memory_mib, settings.reserved_memory_mib
+    return MemoryPlan(
+        host_bytes // 4 if budget is None else budget << 20,
+        host_bytes // 20 if reserve is None else reserve << 20,
+    )
 
 
 def _claim_home(settings: Settings) -> int:

@@ -60,9 +60,19 @@ class Settings(BaseSettings):
     memory_mib: int = Field(512, ge=128, le=65536, description="Memory of the base template, MiB")
     disk_mib: int = Field(10240, ge=1024, description="Disk of the base template, MiB, sparse")
 
-    hot_vms: int = Field(2, ge=0, le=64, description="Restored, answering, stopped VMs kept per template")
-    bare_vms: int = Field(2, ge=0, le=64, description="Spare VMM processes kept for resumes and forks")
-    stopped_vms: int = Field(4, ge=0, le=1000, description="Paused sandboxes whose VMM stays in memory")
+    hot_vms: int = Field(
+        8, ge=0, le=64, description="Most restored, answering, stopped VMs kept per template; 0 keeps none"
+    )
+    bare_vms: int = Field(
+        8, ge=0, le=64, description="Most spare VMM processes kept per memory base, for resumes and forks"
+    )
+    stopped_vms: int = Field(64, ge=0, le=1000, description="Most paused sandboxes whose VMM stays in memory")
+    spare_memory_mib: int | None = Field(
+        None, ge=0, description="Most memory of all these together, MiB; a quarter of the host's if unset"
+    )
+    reserved_memory_mib: int | None = Field(
+        None, ge=0, description="Memory that starts leave free, MiB; a twentieth of the host's if unset"
+    )
     prepared_slots: int = Field(4, ge=0, le=4000, description="Network slots prepared ahead")
     concurrent_starts: int = Field(4, ge=1, le=64, description="VM starts at once")
     max_queued_starts: int = Field(

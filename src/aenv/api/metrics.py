@@ -54,7 +54,7 @@ class Metrics:
     def text(self, census: Census) -> bytes:
         """Everything in Prometheus' text format, with the sandboxes as `census` has them."""
         _set(self._sandboxes, census.sandboxes)
-        _set(self._spares, census.spares)
+        _set(self._spares, {name: pool.size for name, pool in census.pools.items()})
         return generate_latest(self._registry)
 
 

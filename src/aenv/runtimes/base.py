@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from aenv.host import MemoryUse
 from aenv.network.base import Slot
 
 
@@ -112,6 +113,9 @@ class Instance(Protocol):
     set it anew. Meanwhile it can be frozen and captured as ever.
     """
 
+    def memory(self) -> MemoryUse:
+        """What it holds of the host's memory; nothing if it has ended. Quick, and called in any thread."""
+
     async def freeze(self) -> None:
         """Stop the vCPUs. The guest sees no time pass. Idempotent."""
 
@@ -152,6 +156,9 @@ class BareVmm(Protocol):
     place: Place
     key: str
     ended: asyncio.Future[str]
+
+    def memory(self) -> MemoryUse:
+        """What it holds of the host's memory, as of an instance."""
 
     async def load(self, capture: Capture) -> Instance:
         """Put `capture` (whose key is this one's) into the VMM. The instance is frozen.

@@ -22,6 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from aenv.errors import AenvError, NoSpace, RuntimeFailure
+from aenv.host import MemoryUse
 from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Layer, Place, Resources, RuntimeIdentity
 
 PORT = 49983
@@ -178,6 +179,10 @@ class FakeInstance:
         self._runtime = runtime
         self.frozen = True
 
+    def memory(self) -> MemoryUse:
+        """As the runtime was told."""
+        return self._runtime.memory
+
     def die(self, reason: str) -> None:
         """End as a crashed VMM does."""
         if not self.ended.done():
@@ -254,6 +259,10 @@ class FakeBareVmm:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._runtime = runtime
 
+    def memory(self) -> MemoryUse:
+        """As the runtime was told."""
+        return self._runtime.memory
+
     async def load(self, capture: Capture) -> Instance:
         """Read the layers and start a guest with them, frozen."""
         self._runtime.fail_if_ordered("load")
@@ -282,6 +291,8 @@ class FakeRuntime:
         self.compacting = asyncio.Event()
         self.compacting.set()
         """Cleared, a compaction waits in the middle until it is set again."""
+        self.memory = MemoryUse(private=48 << 20, shared=128 << 20)
+        """What each VM holds."""
         self._failures: dict[str, list[AenvError]] = defaultdict(list)
 
     def order_failure(self, operation: str, error: AenvError) -> None:

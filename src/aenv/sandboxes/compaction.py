@@ -86,7 +86,7 @@ class Compaction:
             nonlocal recorded
             async with core.locks.hold(sandbox.id):
                 recorded = await core.database.run(lambda c: self._record(c, sandbox, capture_id, tight))
-                kept = core.starter.stopped.take(sandbox.id) if recorded else None
+                kept = core.starter.stopped.remove(sandbox.id) if recorded else None
             if kept is not None:  # it goes on from the old capture's files
                 await core.machines.destroy(kept)
 

@@ -29,11 +29,11 @@ from aenv.errors import (
     StorageFailure,
 )
 from aenv.sandboxes import store
+from aenv.sandboxes.activity import Activity
 from aenv.sandboxes.admission import Admission, Limits
 from aenv.sandboxes.live import LiveSandboxes
 from aenv.sandboxes.machines import Machine, Machines
 from aenv.sandboxes.models import Sandbox
-from aenv.sandboxes.pools import Activity
 from aenv.sandboxes.starting import Starter
 from aenv.sandboxes.states import LIVE, TRANSITIONS, VISIBLE, Operation, State
 from aenv.snapshots.captures import Captures

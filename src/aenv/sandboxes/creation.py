@@ -42,7 +42,9 @@ class Creation:
 
         return await self._core.whole(work())
 
-    async def start(self, sandbox: Sandbox, *, hot: bool, group: str, together: Meet | None = None) -> Sandbox:
+    async def start(
+        self, sandbox: Sandbox, *, hot: bool, group: str, together: Meet | None = None
+    ) -> Sandbox:
         """Start the VM of a row in state `creating`; on failure the row is gone.
 
         `hot`: the capture will be asked for again, so it is worth a hot VM. `group`: of starts that take

@@ -44,6 +44,10 @@ class LiveSandboxes:
         entry = self._entries.get(sandbox_id)
         return None if entry is None else entry.machine
 
+    def machines(self) -> list[Machine]:
+        """All machines."""
+        return [entry.machine for entry in self._entries.values()]
+
     def resources(self) -> list[Resources]:
         """The sizes of all of them."""
         return [entry.machine.instance.resources for entry in self._entries.values()]

@@ -16,6 +16,7 @@ from aenv import ids
 from aenv.errors import AenvError, NoSpace, RuntimeFailure, StorageFailure
 from aenv.full import write_failure
 from aenv.guest.client import EnvdClient, InitRequest
+from aenv.host import MemoryUse
 from aenv.network.base import NetworkPool
 from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Place, Runtime
 from aenv.sandboxes.models import ENVD_PORT, Sandbox
@@ -49,6 +50,10 @@ class Machine:
     def id(self) -> str:
         """Name of its folder and of the instance in a sandbox's record."""
         return self.place.folder.name
+
+    def memory(self) -> MemoryUse:
+        """What its VMM holds of the host's memory. Called in any thread."""
+        return self.instance.memory()
 
 
 GuestFactory = Callable[[str], EnvdClient]

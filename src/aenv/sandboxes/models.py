@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from aenv.host import MemoryUse
 from aenv.runtimes.base import Resources
 from aenv.sandboxes.states import State
 
@@ -172,13 +173,31 @@ class SandboxFilter:
 
 
 @dataclass(frozen=True)
+class PoolCensus:
+    """How a pool does."""
+
+    size: int
+    """How many are ready."""
+    wanted: int
+    """How many there should be by the demand of late."""
+    hits: int
+    """How often one was asked for and was there, since the server's start."""
+    misses: int
+    """How often one was asked for in vain."""
+    given_up: int
+    """How many ended for want of memory."""
+
+
+@dataclass(frozen=True)
 class Census:
     """How much there is of what, for the server's own metrics."""
 
     sandboxes: Mapping[str, int]
     """Sandboxes in each state, those with none included."""
-    spares: Mapping[str, int]
-    """Machines and VMM processes in each pool."""
+    pools: Mapping[str, PoolCensus]
+    """Machines and VMM processes kept for a quick start."""
+    memory: Mapping[str, MemoryUse]
+    """What the VMMs of running sandboxes and of each pool hold of the host's memory."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import structlog
 
@@ -16,6 +16,7 @@ from aenv.errors import (
     Overloaded,
     SandboxNotFound,
 )
+from aenv.host import MemoryUse
 from aenv.sandboxes import store
 from aenv.sandboxes.branching import Branching
 from aenv.sandboxes.core import Core
@@ -23,6 +24,7 @@ from aenv.sandboxes.creation import Creation
 from aenv.sandboxes.deadlines import Deadlines
 from aenv.sandboxes.idempotency import IdempotencyKeys
 from aenv.sandboxes.models import Census, CreateSandbox, Endpoint, Sandbox, SandboxFilter, Template
+from aenv.sandboxes.pools import Spare
 from aenv.sandboxes.reserve import Reserve
 from aenv.sandboxes.room import PAUSED_BECAUSE, Room, cannot_write
 from aenv.sandboxes.states import Operation, State
@@ -69,7 +71,14 @@ class SandboxService:
 
     async def census(self) -> Census:
         """How much there is of what; see `Sandboxes.census`."""
-        return Census(await self._core.database.run(store.by_state), self._core.starter.spares())
+        core = self._core
+        states = await core.database.run(store.by_state)
+        vmms: dict[str, Sequence[Spare]] = {"running": core.live.machines(), **core.starter.spares.ready()}
+
+        def measure() -> dict[str, MemoryUse]:
+            return {kind: _together(each.memory() for each in of_kind) for kind, of_kind in vmms.items()}
+
+        return Census(states, core.starter.spares.census(), await asyncio.to_thread(measure))
 
     async def connect(self, sandbox_id: str, timeout: float, *, memory: bool = True) -> tuple[Sandbox, bool]:
         """Resume if paused, extend the deadline; see `Sandboxes.connect`."""
@@ -152,7 +161,7 @@ class SandboxService:
             if if_passed and not await self._deadlines.has_passed(sandbox_id):
                 return
             await core.claim(sandbox_id, Operation.KILL)
-            machine = core.live.remove(sandbox_id) or core.starter.stopped.take(sandbox_id)
+            machine = core.live.remove(sandbox_id) or core.starter.stopped.remove(sandbox_id)
             try:
                 await core.telemetry.leave(sandbox_id)
                 if machine is not None:
@@ -246,3 +255,8 @@ class SandboxService:
             log.error("a sandbox couldn't be paused; its VM waits for the next server", sandbox=sandbox_id)
             if (machine := core.live.remove(sandbox_id)) is not None:
                 await core.machines.leave(machine)
+
+
+def _together(uses: Iterable[MemoryUse]) -> MemoryUse:
+    every = list(uses)
+    return MemoryUse(sum(use.private for use in every), sum(use.shared for use in every))

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 
 import structlog
 
-from aenv import timings
+from aenv import host, timings
 from aenv.errors import AenvError, GuestUnresponsive, NoSpace
 from aenv.guest.client import InitRequest
 from aenv.runtimes.base import BareVmm, BootSpec, Capture
+from aenv.sandboxes.activity import Activity
 from aenv.sandboxes.machines import GUEST_TIMEOUT, Machine, Machines, identity, unless_full
 from aenv.sandboxes.models import Sandbox
-from aenv.sandboxes.pools import Activity, Pool, StoppedMachines
+from aenv.sandboxes.pools import Pool
+from aenv.sandboxes.spares import MemoryPlan, Spares
+from aenv.sandboxes.states import State
+from aenv.sandboxes.stopped import StoppedMachines
 from aenv.sandboxes.turns import StartTurns
 from aenv.snapshots.captures import Captures
 from aenv.tasks import finish
 
 log = structlog.get_logger()
+
+START_BYTES = 128 << 20
+"""Memory that a started VM is taken to need until it can be measured; never more than its guest has."""
 
 KINDS = 4
 """Of how many templates, and of how many memory bases, spare machines are kept."""
@@ -51,13 +59,14 @@ class Starter:
         hot_vms: int,
         bare_vms: int,
         stopped_vms: int,
+        plan: MemoryPlan,
     ) -> None:
         self._machines = machines
         self._turns = turns
         self._captures = captures
         self._examples: dict[str, Capture] = {}
         self._identifying = asyncio.Semaphore(IDENTIFYING_AT_ONCE)
-        self.stopped = StoppedMachines(stopped_vms)
+        self.stopped = StoppedMachines(stopped_vms, machines.destroy)
         self.hot = Pool[Machine](
             "hot",
             hot_vms,
@@ -76,11 +85,11 @@ class Starter:
             ended=lambda vmm: vmm.ended.done(),
             activity=activity,
         )
+        # What is given up first is what costs least to lose: a stopped VM is on disk, a hot one can be made.
+        self.spares = Spares((self.stopped, self.hot, self.bare), plan, host.memory)
+        self.hot.may_make = functools.partial(self.spares.may_make, "hot")
+        self.bare.may_make = functools.partial(self.spares.may_make, "bare")
         captures.on_removed = self.hot.forget
-
-    def spares(self) -> dict[str, int]:
-        """How many there are in each pool."""
-        return {"hot": self.hot.count(), "bare": self.bare.count(), "stopped": len(self.stopped)}
 
     async def run(self) -> None:
         """Keep the pools filled until cancelled, then empty them and give up the stopped machines."""
@@ -88,6 +97,7 @@ class Starter:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.hot.run())
                 group.create_task(self.bare.run())
+                group.create_task(self.spares.watch())
         finally:
             for machine in self.stopped.take_all():
                 await finish(self._machines.destroy(machine))
@@ -99,10 +109,10 @@ class Starter:
 
         `hot` is for a new sandbox: it allows a hot VM, and asks that there be one next time. `reboot` boots
         from the disk though there may be a memory. Starts of one `group` wait behind each other, and groups
-        take turns. `together` is awaited before the vCPUs run. Raises Overloaded if too many wait, or it
-        would wait for too long.
+        take turns. `together` is awaited before the vCPUs run. Raises Overloaded if too many wait, if it
+        would wait for too long, or for want of memory.
         """
-        spare = self.hot.take(sandbox.capture_id) if hot else self.stopped.take(sandbox.id)
+        spare = self._spare_for(sandbox, hot=hot)
         if spare is not None and reboot:
             await self._machines.destroy(spare)
         elif spare is not None:
@@ -114,7 +124,8 @@ class Starter:
                 if isinstance(error, NoSpace):
                     raise
                 log.warning("a spare VM didn't come back", sandbox=sandbox.id, error=str(error))
-        async with self._turns.turn(group):
+        need = min(START_BYTES, sandbox.resources.memory_mib << 20)
+        async with self._turns.turn(group), self.spares.room(need):
             capture = await self._captures.get(sandbox.capture_id)
             if reboot or not capture.memory:
                 with timings.measure("boot"):
@@ -124,6 +135,11 @@ class Starter:
             if together is None:
                 return await self._awaken(machine, sandbox)
         return await self._awaken(machine, sandbox, together)
+
+    def _spare_for(self, sandbox: Sandbox, *, hot: bool) -> Machine | None:
+        if hot:
+            return self.hot.take(sandbox.capture_id)
+        return self.stopped.take(sandbox.id) if sandbox.state is State.RESUMING else None
 
     async def _awaken(self, machine: Machine, sandbox: Sandbox, together: Meet | None = None) -> Machine:
         """Let the vCPUs run and tell the guest who it is. On failure the machine is destroyed."""
@@ -149,18 +165,25 @@ class Starter:
 
     async def _restore(self, capture: Capture) -> Machine:
         """A frozen machine in the captured state."""
-        key = self._machines.key(capture)
-        self._examples[key] = capture
-        vmm = self.bare.take(key)
+        vmm = self.bare.take(self._key(capture))
         if vmm is None:
             with timings.measure("spawn"):
                 vmm = await self._machines.spawn(capture)
         with timings.measure("load"):
             return await self._machines.load(vmm, capture)
 
+    def _key(self, capture: Capture) -> str:
+        """Which bare VMMs can load a capture; what it takes to make one is remembered."""
+        key = self._machines.key(capture)
+        self._examples[key] = capture
+        return key
+
     async def _make_hot(self, capture_id: str) -> Machine:
+        """A hot VM, with a VMM of its own: the bare ones are for clients."""
         async with self._turns.spare_turn():
-            machine = await self._restore(await self._captures.get(capture_id))
+            capture = await self._captures.get(capture_id)
+            self.bare.want(self._key(capture))
+            machine = await self._machines.load(await self._machines.spawn(capture), capture)
             try:
                 await machine.instance.thaw()
                 await machine.guest.wait_healthy(GUEST_TIMEOUT)

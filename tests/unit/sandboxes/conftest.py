@@ -15,6 +15,7 @@ from aenv.network.fake import FakeSlotPool
 from aenv.node import Node
 from aenv.runtimes.fake import PORT, FakeInstance, FakeRuntime
 from aenv.sandboxes.models import CreateSandbox, Sandbox
+from aenv.sandboxes.pools import FLOOR
 from aenv.settings import Settings
 
 
@@ -34,6 +35,15 @@ class Rig:
     def network(self) -> FakeSlotPool:
         assert isinstance(self.node.network, FakeSlotPool)
         return self.node.network
+
+    async def pools_are_filled(self) -> None:
+        """Wait until there are as many hot VMs as there should be."""
+
+        async def filled() -> bool:
+            hot = self.node.starter.hot
+            return hot.count() == hot.wanted() == min(self.settings.hot_vms, FLOOR)
+
+        await eventually(filled, 10)
 
     async def create(self, **changes: Any) -> Sandbox:
         request = {"template": "base", "timeout": 60.0, "auto_pause": True, **changes}

@@ -112,7 +112,7 @@ async def test_a_snapshot_of_the_disk_is_a_template_and_its_source_goes_on(rig: 
         copy = await rig.create(template="disk")
         assert await _values(rig, copy.id) == (None, 2)
     capture_id = (await rig.node.sandboxes.get(copy.id)).capture_id
-    assert capture_id not in rig.node.starter.hot._ready  # what can't be restored needs no hot VMs
+    assert capture_id not in rig.node.starter.hot._by_key  # what can't be restored needs no hot VMs
 
 
 async def test_the_deadline_keeps_what_was_asked_for(rig: Rig) -> None:

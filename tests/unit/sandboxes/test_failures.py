@@ -11,12 +11,14 @@ import pytest
 from aenv.errors import GuestUnresponsive, RuntimeFailure
 from aenv.node import Node
 from aenv.sandboxes import store
+from aenv.sandboxes.activity import Activity
 from aenv.sandboxes.machines import Machine
 from aenv.sandboxes.models import Sandbox
-from aenv.sandboxes.pools import Activity, Pool
+from aenv.sandboxes.pools import Pool
 from aenv.sandboxes.states import State
 from aenv.tasks import cancel
 from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
+from tests.unit.sandboxes.spare import Thing, make
 
 
 def _machine(rig: Rig, sandbox_id: str) -> Machine:
@@ -64,24 +66,18 @@ async def test_a_lost_sandbox_is_forgotten_while_the_server_runs(
 
 
 async def test_a_hot_vm_that_does_not_come_back_costs_time_only(rig: Rig) -> None:
-    async def pool_is_filled() -> bool:
-        return rig.node.starter.hot.count() == rig.settings.hot_vms
-
-    await eventually(pool_is_filled)
+    await rig.pools_are_filled()
     if rig.settings.hot_vms:
         rig.runtime.order_failure("thaw", RuntimeFailure("no"))
     assert (await rig.create()).state is State.RUNNING
 
 
 async def test_a_spare_that_cannot_be_ended_does_not_end_its_pool() -> None:
-    async def make(key: str) -> str:
-        return key
-
-    async def dispose(thing: str) -> None:
-        if thing == "stuck":
+    async def dispose(thing: Thing) -> None:
+        if thing.key == "stuck":
             raise RuntimeFailure("it can't be ended")
 
-    pool = Pool[str]("test", 1, 1, make=make, dispose=dispose, ended=lambda _: False, activity=Activity())
+    pool = Pool("test", 1, 1, make=make, dispose=dispose, ended=lambda _: False, activity=Activity())
     running = asyncio.ensure_future(pool.run())
     for key in ("stuck", "next"):
         pool.want(key)

@@ -210,11 +210,8 @@ async def test_a_failed_resume_leaves_the_sandbox_paused(rig: Rig, tmp_path: Pat
 
 
 async def test_a_failed_create_leaves_no_record(rig: Rig) -> None:
-    async def pool_is_filled() -> bool:
-        return rig.node.starter.hot.count() == rig.settings.hot_vms
-
-    await eventually(pool_is_filled)
-    for _ in range(rig.settings.hot_vms):
+    await rig.pools_are_filled()
+    while rig.node.starter.hot.count():
         await rig.create()
     before = len(rig.runtime.instances)
     rig.runtime.order_failure("load", RuntimeFailure("no memory"))
@@ -243,7 +240,7 @@ async def test_a_layer_that_was_cut_short_is_refused(rig: Rig) -> None:
     await rig.put(sandbox.id, "value", 1)
     await rig.node.sandboxes.pause(sandbox.id)
     record = await rig.node.sandboxes.get(sandbox.id)
-    stopped = rig.node.starter.stopped.take(sandbox.id)
+    stopped = rig.node.starter.stopped.remove(sandbox.id)
     if stopped is not None:
         await rig.node.sandboxes._core.machines.destroy(stopped)
     capture = await rig.node.captures.get(record.capture_id)

@@ -10,6 +10,7 @@ from typing import Final
 
 from aenv.errors import RuntimeFailure
 from aenv.full import write_failure
+from aenv.host import MemoryUse
 from aenv.memory.live import load_memory
 from aenv.runtimes.base import Capture, Place
 from aenv.runtimes.qemu import adoption
@@ -50,6 +51,10 @@ class QemuBareVmm:
         self._state_number = state
         self._workers = workers
         self._workshop = workshop
+
+    def memory(self) -> MemoryUse:
+        """What QEMU holds of the host's memory."""
+        return self._process.memory()
 
     async def load(self, capture: Capture) -> QemuInstance:
         """Put `capture` into the VMM; the instance is frozen. On failure the VMM is stopped."""

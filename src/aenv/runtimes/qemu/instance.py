@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aenv.errors import RuntimeFailure
 from aenv.full import write_failure
+from aenv.host import MemoryUse
 from aenv.memory.flatten import copy_base
 from aenv.memory.live import MemoryCopy, save_memory
 from aenv.runtimes.base import Capture, Place, Resources, RuntimeIdentity
@@ -57,6 +58,11 @@ class QemuInstance:
         self._frozen = frozen
         self._busy = asyncio.Lock()
         self._compacting = asyncio.Lock()
+
+    def memory(self) -> MemoryUse:
+        """What QEMU holds of the host's memory; after a boot the guest's is in a file, but its own."""
+        use = self._process.memory()
+        return MemoryUse(use.private + use.shared) if self._booted else use
 
     async def freeze(self) -> None:
         """Stop the vCPUs."""

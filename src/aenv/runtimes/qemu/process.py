@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from aenv.errors import RuntimeFailure
+from aenv.host import MemoryUse, memory_of
 from aenv.runtimes.qemu import leftovers, monitor
 from aenv.runtimes.qemu.blocking import to_the_end
 from aenv.runtimes.qemu.monitor import Monitor
@@ -91,6 +92,10 @@ class VmProcess:
             await process.stop()
             raise
         return process
+
+    def memory(self) -> MemoryUse:
+        """What it holds of the host's memory; nothing if it has been reaped."""
+        return MemoryUse() if self._exited.is_set() else memory_of(self.pid)
 
     def check(self) -> None:
         """Raise RuntimeFailure if the process or its guest has ended."""

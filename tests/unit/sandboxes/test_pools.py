@@ -1,0 +1,164 @@
+"""Pools follow the demand of late, between a floor and the most that is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from aenv.sandboxes import activity, pools
+from aenv.sandboxes.demand import MEMORY_HALF_LIFE, Demand
+from aenv.sandboxes.pools import FLOOR, Pool
+from tests.unit.sandboxes.conftest import Rig, eventually
+from tests.unit.sandboxes.spare import Thing, end, make
+
+
+@dataclass
+class Clock:
+    """Time that passes when told to."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools wait for nobody."""
+    monkeypatch.setattr(activity, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(pools, "TICK_SECONDS", 0.02)
+
+
+def pool_of(most: int, clock: Clock) -> Pool[Thing]:
+    quiet = activity.Activity()
+    return Pool(
+        "test", most, 2, make=make, dispose=end, ended=lambda it: it.ended, activity=quiet, clock=clock
+    )
+
+
+@asynccontextmanager
+async def kept(pool: Pool[Thing]) -> AsyncIterator[None]:
+    """The pool is filled and tidied in the block; then everything in it has ended."""
+    running = asyncio.ensure_future(pool.run())
+    try:
+        yield
+        ready = pool.ready()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert all(thing.ended for thing in ready)
+    assert pool.count() == 0
+
+
+async def holds(pool: Pool[Thing], key: str, count: int) -> None:
+    async def it_does() -> bool:
+        return pool.count(key) == count
+
+    await eventually(it_does, 10)
+
+
+def test_a_burst_is_expected_again_until_it_fades() -> None:
+    clock = Clock()
+    demand = Demand(clock)
+    assert demand.expected == 0
+    for _ in range(10):
+        demand.note()
+        clock.now += 0.05
+    assert demand.expected in (9, 10)
+    clock.now += MEMORY_HALF_LIFE
+    assert demand.expected in (4, 5)
+    clock.now += 10 * MEMORY_HALF_LIFE
+    assert demand.expected == 0
+
+
+def test_what_is_asked_for_now_and_then_needs_few() -> None:
+    clock = Clock()
+    demand = Demand(clock)
+    for _ in range(1000):
+        clock.now += 30
+        demand.note()
+    assert demand.expected == 1
+
+
+async def test_a_pool_grows_with_a_burst_and_shrinks_in_quiet() -> None:
+    clock = Clock()
+    pool = pool_of(6, clock)
+    async with kept(pool):
+        pool.want("a")
+        await holds(pool, "a", FLOOR)
+        taken = [pool.take("a") for _ in range(4)]
+        assert (pool.hits, pool.misses) == (2, 2)
+        assert [thing is None for thing in taken] == [False, False, True, True]
+        await holds(pool, "a", 4)
+        for _ in range(20):
+            pool.take("a")
+        await holds(pool, "a", 6)
+        given_up = pool.ready()
+        clock.now += 20 * MEMORY_HALF_LIFE
+        await holds(pool, "a", FLOOR)
+        assert [thing.ended for thing in given_up] == [True] * 4 + [False] * 2
+
+
+async def test_the_kinds_asked_for_last_are_kept() -> None:
+    pool = pool_of(3, Clock())
+    async with kept(pool):
+        for key in "abc":
+            pool.want(key)
+        await holds(pool, "c", FLOOR)
+        await holds(pool, "b", FLOOR)
+        await holds(pool, "a", 0)
+        assert pool.wanted() == 2 * FLOOR
+
+
+async def test_nothing_is_made_without_room() -> None:
+    pool = pool_of(3, Clock())
+    room = 1
+
+    async def is_room() -> bool:
+        return pool.count() < room
+
+    pool.may_make = is_room
+    async with kept(pool):
+        pool.want("a")
+        await holds(pool, "a", 1)
+        room = 2
+        await holds(pool, "a", 2)
+
+
+async def test_what_died_is_not_handed_out() -> None:
+    pool = pool_of(3, Clock())
+    async with kept(pool):
+        pool.want("a")
+        await holds(pool, "a", FLOOR)
+        dead, alive = pool.ready()
+        dead.ended = True
+        assert pool.take("a") is alive
+
+
+async def test_a_pool_of_size_zero_keeps_and_counts_nothing() -> None:
+    pool = pool_of(0, Clock())
+    async with kept(pool):
+        assert pool.take("a") is None
+        assert (pool.count(), pool.wanted(), pool.hits, pool.misses) == (0, 0, 0, 0)
+
+
+async def test_creates_make_the_hot_pool_grow(rig: Rig) -> None:
+    await rig.pools_are_filled()
+    for sandbox in [await rig.create() for _ in range(5)]:
+        await rig.node.sandboxes.kill(sandbox.id)
+    hot = rig.node.starter.hot
+    if rig.settings.hot_vms:
+        assert hot.hits >= FLOOR
+        assert hot.hits + hot.misses == 5
+        assert hot.wanted() in (4, 5)
+
+        async def grown() -> bool:
+            return hot.count() == hot.wanted()
+
+        await eventually(grown, 30)
+    else:
+        assert hot.count() == hot.wanted() == 0
