@@ -24,10 +24,10 @@ from aenv.runtimes.base import Resources, Runtime
 from aenv.runtimes.choice import Chosen, choose_runtime
 from aenv.sandboxes import recovery, store
 from aenv.sandboxes.activity import Activity
-from aenv.sandboxes.admission import Limits
 from aenv.sandboxes.compaction import Compaction
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.machines import Machines
+from aenv.sandboxes.models import Limits
 from aenv.sandboxes.reserve import Reserve
 from aenv.sandboxes.service import SandboxService
 from aenv.sandboxes.spares import MemoryPlan

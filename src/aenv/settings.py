@@ -105,6 +105,10 @@ class Settings(BaseSettings):
         10.0, ge=0, description="Seconds between samples of each sandbox's metrics and logs; 0 takes none"
     )
 
+    log_format: Literal["text", "json"] = Field(
+        "text", description="What the server logs: `text` for people, or one `json` object a line"
+    )
+
     slot_network: IPv4Network = Field(
         IPv4Network("10.11.0.0/16"), description="Addresses at which the host reaches guests"
     )

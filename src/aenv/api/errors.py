@@ -99,7 +99,10 @@ def install(app: FastAPI) -> None:
 async def _on_aenv_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AenvError)  # noqa: S101 -- registered for this type only
     if error.status >= 500:
-        log.warning("request failed", method=request.method, path=request.url.path, error=error.message)
+        sandbox = request.path_params.get("sandbox_id")
+        known = {} if sandbox is None else {"sandbox": sandbox}
+        place = {"method": request.method, "path": request.url.path}
+        log.warning("request failed", **place, **known, error=error.message)
     return error_response(error)
 
 

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Literal
 
 import structlog
 
 
-def configure() -> None:
-    """Set up structlog once, for the whole process.
+def configure(form: Literal["text", "json"]) -> None:
+    """Set up structlog once, for the whole process: lines for people, or one JSON object each.
 
     Tracebacks are plain: the library's own choice would print local variables, and with them keys and
     tokens.
     """
+    last: list[structlog.typing.Processor] = [
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    ]
+    if form == "json":
+        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
+            *last,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

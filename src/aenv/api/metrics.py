@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aenv import unexpected
+from aenv import timings, unexpected
+from aenv.api.census import CensusCollector
 from aenv.sandboxes.models import Census
+from aenv.snapshots import captures
 
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 """All others count as `other`: a stranger must not be able to make ever new series."""
@@ -17,16 +18,14 @@ METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"}
 NO_ROUTE = "none"
 """The route of requests without a key, and of paths that don't exist."""
 
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-"""Seconds: from a look into the database to the cold boot of a guest under emulation."""
-
 
 class Metrics:
     """The metrics of one server."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(unexpected.ERRORS)
+        for each in (unexpected.ERRORS, timings.OPERATIONS, timings.STAGES, captures.CAPTURED):
+            self._registry.register(each)
         self._requests = Counter(
             "aenv_http_requests",
             "Requests to the API; traffic of sandboxes is not among them.",
@@ -37,13 +36,11 @@ class Metrics:
             "aenv_http_request_duration_seconds",
             "Time from a request's head to the end of its answer.",
             ["method", "route"],
-            buckets=BUCKETS,
+            buckets=timings.BUCKETS,
             registry=self._registry,
         )
-        self._sandboxes = Gauge("aenv_sandboxes", "Sandboxes, by state.", ["state"], registry=self._registry)
-        self._spares = Gauge(
-            "aenv_pool_size", "Machines kept for a quick start, by pool.", ["pool"], registry=self._registry
-        )
+        self._census = CensusCollector()
+        self._registry.register(self._census)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one request to the API."""
@@ -53,14 +50,8 @@ class Metrics:
 
     def text(self, census: Census) -> bytes:
         """Everything in Prometheus' text format, with the sandboxes as `census` has them."""
-        _set(self._sandboxes, census.sandboxes)
-        _set(self._spares, {name: pool.size for name, pool in census.pools.items()})
+        self._census.census = census
         return generate_latest(self._registry)
-
-
-def _set(gauge: Gauge, values: Mapping[str, int]) -> None:
-    for name, value in values.items():
-        gauge.labels(name).set(value)
 
 
 class Metered:

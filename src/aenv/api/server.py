@@ -246,7 +246,7 @@ def run(settings: Settings) -> None:
 
     If the host lacks something, says on stderr what, and exits with code 1.
     """
-    logs.configure()
+    logs.configure(settings.log_format)
     raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:

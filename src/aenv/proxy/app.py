@@ -4,6 +4,7 @@ the requests per second.
 
 from __future__ import annotations
 
+import structlog
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -71,6 +72,9 @@ class ProxyApp:
             refusal = failures.sandbox_not_found(request.route.sandbox_id)
         except AenvError as error:
             refusal = error_response(error)
+        except Exception:
+            structlog.contextvars.bind_contextvars(sandbox=request.route.sandbox_id)  # for who logs it
+            raise
         if refusal is not None:
             await refusal(scope, receive, send)
 

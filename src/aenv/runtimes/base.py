@@ -51,7 +51,10 @@ class RuntimeIdentity:
 
 @dataclass(frozen=True)
 class Layer:
-    """One immutable file of a capture. `role` means something only to the runtime that wrote it."""
+    """One immutable file of a capture.
+
+    `role` means something only to the runtime that wrote it, but for its begin: `memory`, `device` or `disk`.
+    """
 
     role: str
     path: Path

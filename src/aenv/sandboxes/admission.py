@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from aenv.errors import LimitReached
 from aenv.runtimes.base import Resources
+from aenv.sandboxes.models import Limits
 from aenv.sandboxes.turns import spread
 
 RETRY_SECONDS = 5.0
 """When a sandbox that didn't fit is worth another try: nobody knows when others end."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the guests of all running sandboxes may have together; infinite where there is no limit."""
-
-    cpus: float = math.inf
-    memory_mib: float = math.inf
 
 
 class Admission:
@@ -47,20 +38,20 @@ class Admission:
 
     def check(self, resources: Resources) -> None:
         """Raise LimitReached unless there is room for one sandbox of this size."""
-        cpus, memory = self.used()
-        _check("vCPUs", cpus, resources.cpu_count, self.limits.cpus, "AENV_CPU_OVERCOMMIT")
-        _check("MiB", memory, resources.memory_mib, self.limits.memory_mib, "AENV_MEMORY_OVERCOMMIT")
+        used, limits = self.used(), self.limits
+        _check("vCPUs", used.cpus, resources.cpu_count, limits.cpus, "AENV_CPU_OVERCOMMIT")
+        _check("MiB", used.memory_mib, resources.memory_mib, limits.memory_mib, "AENV_MEMORY_OVERCOMMIT")
 
-    def used(self) -> tuple[int, int]:
-        """The vCPUs and MiB of all sandboxes that run or are being started."""
+    def used(self) -> Limits:
+        """What all sandboxes that run or are being started have together."""
         every = [*self._running(), *self._starting]
-        return sum(each.cpu_count for each in every), sum(each.memory_mib for each in every)
+        return Limits(sum(each.cpu_count for each in every), sum(each.memory_mib for each in every))
 
 
-def _check(unit: str, used: int, wanted: int, limit: float, setting: str) -> None:
+def _check(unit: str, used: float, wanted: int, limit: float, setting: str) -> None:
     if used + wanted > limit:
         raise LimitReached(
-            f"running sandboxes have {used} of the {limit:g} {unit} that they may have together on this "
+            f"running sandboxes have {used:g} of the {limit:g} {unit} that they may have together on this "
             f"server, and this one needs {wanted}: pause or kill some, or raise {setting}",
             retry_after=spread(RETRY_SECONDS),
         )

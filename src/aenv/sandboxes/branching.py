@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from aenv import ids, unexpected
+from aenv import ids, timings, unexpected
 from aenv.errors import AenvError, InvalidRequest, RuntimeFailure
 from aenv.sandboxes import capturing, store
 from aenv.sandboxes.capturing import Captured
@@ -42,6 +42,12 @@ class Branching:
 
         `reason` is for a pause that nobody asked for.
         """
+        with timings.operation("pause"):
+            await self._pause(sandbox_id, reason, memory=memory, require_healthy_guest=require_healthy_guest)
+
+    async def _pause(
+        self, sandbox_id: str, reason: str | None, *, memory: bool, require_healthy_guest: bool
+    ) -> None:
         core = self._core
         await core.telemetry.collect(sandbox_id)
         sandbox = await core.claim(sandbox_id, Operation.PAUSE)
@@ -83,6 +89,10 @@ class Branching:
 
     async def snapshot(self, sandbox_id: str, name: Name | None, *, memory: bool) -> Template:
         """A snapshot of a running sandbox; a name that a snapshot already has gets a new build."""
+        with timings.operation("snapshot"):
+            return await self._snapshot(sandbox_id, name, memory=memory)
+
+    async def _snapshot(self, sandbox_id: str, name: Name | None, *, memory: bool) -> Template:
         await self._core.database.run(lambda c: _of_name(c, name))  # a wrong name costs no capture
         async with self._branch(sandbox_id, Operation.SNAPSHOT, memory=memory) as (sandbox, captured):
 
@@ -101,6 +111,12 @@ class Branching:
         All are loaded before the first one runs: a guest that runs would take the others' time to load.
         Raises LimitReached if there is no room for even one: then nothing is captured.
         """
+        with timings.operation("fork"):
+            return await self._fork(sandbox_id, count, timeout)
+
+    async def _fork(
+        self, sandbox_id: str, count: int, timeout: float | None
+    ) -> Sequence[Sandbox | AenvError]:
         async with self._branch(sandbox_id, Operation.FORK, memory=True) as (parent, captured):
             children = [child_of(parent, captured.id, timeout) for _ in range(count)]
 
@@ -118,7 +134,7 @@ class Branching:
 
     async def _child(self, child: Sandbox, parent_id: str, meeting: Meeting) -> Sandbox | AenvError:
         try:
-            with meeting.attend() as together:
+            with timings.operation("child"), meeting.attend() as together:
                 group = f"fork {parent_id}"
                 started = await self._creation.start(child, hot=False, group=group, together=together)
         except AenvError as error:
@@ -152,7 +168,7 @@ class Branching:
             except BaseException:
                 await finish(core.unclaim(sandbox_id, operation))
                 raise
-        self._core.tasks.start(self._settle(sandbox_id, [], captured))
+            core.tasks.start(self._settle(sandbox_id, [], captured))
 
     @asynccontextmanager
     async def _kept(self, captured: Captured) -> AsyncIterator[None]:

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import structlog
@@ -30,10 +31,10 @@ from aenv.errors import (
 )
 from aenv.sandboxes import store
 from aenv.sandboxes.activity import Activity
-from aenv.sandboxes.admission import Admission, Limits
+from aenv.sandboxes.admission import Admission
 from aenv.sandboxes.live import LiveSandboxes
 from aenv.sandboxes.machines import Machine, Machines
-from aenv.sandboxes.models import Sandbox
+from aenv.sandboxes.models import Limits, Sandbox
 from aenv.sandboxes.starting import Starter
 from aenv.sandboxes.states import LIVE, TRANSITIONS, VISIBLE, Operation, State
 from aenv.snapshots.captures import Captures
@@ -51,6 +52,17 @@ _STARTED = {Operation.CREATE: "sandbox created", Operation.RESUME: "sandbox resu
 
 RETRY_SECONDS = 1.0
 """Rest before the database is asked again to record what it couldn't."""
+
+
+class SandboxLocks(KeyedLocks):
+    """One lock per sandbox; what is logged in a turn names the sandbox."""
+
+    @asynccontextmanager
+    async def hold(self, key: str) -> AsyncIterator[None]:
+        """Hold the lock of a sandbox."""
+        with structlog.contextvars.bound_contextvars(sandbox=key):
+            async with super().hold(key):
+                yield
 
 
 class Core:
@@ -76,7 +88,7 @@ class Core:
         self.admission = Admission(limits, self.live.resources)
         self.telemetry = telemetry
         telemetry.watch(self.live.guests)
-        self.locks = KeyedLocks()
+        self.locks = SandboxLocks()
         self.tasks = TaskSet()
         self.closing = False
         self.on_captured: Callable[[str], None] = lambda _sandbox_id: None

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
-from aenv import ids
+from aenv import ids, timings
 from aenv.errors import ResumeRefused
 from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
@@ -37,8 +37,9 @@ class Creation:
             return sandbox, self._core.captures.has_memory(connection, sandbox.capture_id)
 
         async def work() -> Sandbox:
-            sandbox, has_memory = await self._core.database.run(insert)
-            return await self.start(sandbox, hot=has_memory, group="create")
+            with timings.operation("create"):
+                sandbox, has_memory = await self._core.database.run(insert)
+                return await self.start(sandbox, hot=has_memory, group="create")
 
         return await self._core.whole(work())
 
@@ -61,6 +62,12 @@ class Creation:
 
         Raises ResumeRefused if it has a memory that is of no use.
         """
+        with timings.operation("resume"):
+            return await self._resume(sandbox_id, timeout, auto_pause, group, memory=memory)
+
+    async def _resume(
+        self, sandbox_id: str, timeout: float, auto_pause: bool | None, group: str, *, memory: bool
+    ) -> Sandbox:
         core = self._core
         sandbox = await core.claim(sandbox_id, Operation.RESUME)
         if memory and sandbox.pause_mode == "full" and not sandbox.memory_is_usable:

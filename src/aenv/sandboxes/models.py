@@ -6,6 +6,7 @@ Times are seconds since the epoch, as float. Everything here is immutable: a cha
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -173,6 +174,14 @@ class SandboxFilter:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """vCPUs and memory of guests; infinite where there is no limit."""
+
+    cpus: float = math.inf
+    memory_mib: float = math.inf
+
+
+@dataclass(frozen=True)
 class PoolCensus:
     """How a pool does."""
 
@@ -198,6 +207,12 @@ class Census:
     """Machines and VMM processes kept for a quick start."""
     memory: Mapping[str, MemoryUse]
     """What the VMMs of running sandboxes and of each pool hold of the host's memory."""
+    waiting: int
+    """Starts that wait for their turn."""
+    admitted: Limits
+    """What the running sandboxes and those being started have together."""
+    allowed: Limits
+    """What they may have."""
 
 
 @dataclass(frozen=True, eq=False)

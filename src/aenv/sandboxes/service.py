@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
+from aenv import timings
 from aenv.errors import (
     AenvError,
     InvalidRequest,
@@ -78,7 +79,9 @@ class SandboxService:
         def measure() -> dict[str, MemoryUse]:
             return {kind: _together(each.memory() for each in of_kind) for kind, of_kind in vmms.items()}
 
-        return Census(states, core.starter.spares.census(), await asyncio.to_thread(measure))
+        memory = await asyncio.to_thread(measure)
+        admitted, allowed = core.admission.used(), core.admission.limits
+        return Census(states, core.starter.spares.census(), memory, core.starter.waiting, admitted, allowed)
 
     async def connect(self, sandbox_id: str, timeout: float, *, memory: bool = True) -> tuple[Sandbox, bool]:
         """Resume if paused, extend the deadline; see `Sandboxes.connect`."""
@@ -160,18 +163,24 @@ class SandboxService:
         async with core.locks.hold(sandbox_id):
             if if_passed and not await self._deadlines.has_passed(sandbox_id):
                 return
-            await core.claim(sandbox_id, Operation.KILL)
-            machine = core.live.remove(sandbox_id) or core.starter.stopped.remove(sandbox_id)
-            try:
-                await core.telemetry.leave(sandbox_id)
-                if machine is not None:
-                    await core.machines.destroy(machine)
-                await core.database.run(lambda c: store.delete(c, sandbox_id))
-                core.telemetry.forget(sandbox_id)
-            except BaseException:
-                await finish(core.unclaim(sandbox_id, Operation.KILL))
-                raise
+            with timings.operation("kill"):
+                await self._end(sandbox_id)
         await core.tidy()
+
+    async def _end(self, sandbox_id: str) -> None:
+        """End a sandbox, holding its lock."""
+        core = self._core
+        await core.claim(sandbox_id, Operation.KILL)
+        machine = core.live.remove(sandbox_id) or core.starter.stopped.remove(sandbox_id)
+        try:
+            await core.telemetry.leave(sandbox_id)
+            if machine is not None:
+                await core.machines.destroy(machine)
+            await core.database.run(lambda c: store.delete(c, sandbox_id))
+            core.telemetry.forget(sandbox_id)
+        except BaseException:
+            await finish(core.unclaim(sandbox_id, Operation.KILL))
+            raise
 
     async def _expire(self, sandbox_id: str) -> None:
         """What happens at a deadline, unless it was moved or something else came first."""

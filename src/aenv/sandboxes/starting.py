@@ -91,6 +91,11 @@ class Starter:
         self.bare.may_make = functools.partial(self.spares.may_make, "bare")
         captures.on_removed = self.hot.forget
 
+    @property
+    def waiting(self) -> int:
+        """How many starts wait for their turn."""
+        return self._turns.waiting
+
     async def run(self) -> None:
         """Keep the pools filled until cancelled, then empty them and give up the stopped machines."""
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import structlog
+from prometheus_client import Counter
 from pydantic import TypeAdapter
 
 from aenv import ids
@@ -25,6 +26,16 @@ from aenv.runtimes.base import Capture, Layer
 log = structlog.get_logger()
 
 _RECORD = TypeAdapter(Capture)
+
+CAPTURED = Counter(
+    "aenv_captured_bytes",
+    "Bytes that captures have written, by what they hold.",
+    ["content"],
+    registry=None,  # one process may hold several servers, each with its own registry
+)
+
+CONTENTS = ("memory", "device", "disk")
+"""Values of the label `content`: how the roles of layers begin."""
 
 _UNUSED = """
 SELECT id FROM captures WHERE id NOT IN (SELECT capture_id FROM sandboxes WHERE state != 'lost')
@@ -66,6 +77,9 @@ class Captures:
             Layer(layer.role, layer.path.relative_to(self._home), layer.path.stat().st_size)
             for layer in capture.layers
         )
+        for layer in layers:
+            if layer.path.parent.name == capture_id:  # else it is inherited
+                CAPTURED.labels(layer.role.split("-")[0]).inc(layer.size or 0)
         record = Capture(capture.identity, capture.resources, layers, capture.memory)
         connection.execute(
             "INSERT INTO captures (id, record) VALUES (?, ?)",

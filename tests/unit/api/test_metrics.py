@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aenv import unexpected
 from aenv.sandboxes.service import SandboxService
+from tests.server import ROOT
 from tests.unit.api.support import Server, fake_settings, is_error, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -61,6 +63,69 @@ async def test_sandboxes_and_pools(server: Server) -> None:
     for sandbox_id in ids:
         await server.request("DELETE", f"/sandboxes/{sandbox_id}")
     assert await value(server, "aenv_sandboxes", {"state": "running"}) == 0
+
+
+async def test_operations_and_their_stages_are_timed(server: Server) -> None:
+    async def count(operation: str, outcome: str = "ok") -> float:
+        labels = {"operation": operation, "outcome": outcome}
+        return await value(server, "aenv_operation_duration_seconds_count", labels)
+
+    wanted = {"create": 1, "pause": 1, "resume": 1, "snapshot": 1, "fork": 1, "child": 2, "kill": 1}
+    before = {operation: await count(operation) for operation in wanted}
+    refused = await count("pause", "refused")
+    sandbox_id = await server.create()
+    for path, body in (
+        ("pause", {}),
+        ("pause", {}),  # a conflict
+        ("resume", {}),
+        ("snapshots", {}),
+        ("fork", {"count": 2}),
+    ):
+        await server.request("POST", f"/sandboxes/{sandbox_id}/{path}", body)
+    await server.request("DELETE", f"/sandboxes/{sandbox_id}")
+    assert {operation: await count(operation) - before[operation] for operation in wanted} == wanted
+    assert await count("pause", "refused") == refused + 1
+    for operation, stage in (("child", "queue"), ("child", "answering"), ("pause", "capture")):
+        labels = {"operation": operation, "stage": stage}
+        assert await value(server, "aenv_stage_duration_seconds_count", labels) >= wanted[operation]
+    assert await value(server, "aenv_captured_bytes_total", {"content": "memory"}) > 0
+
+
+async def test_pools_memory_and_limits(server: Server) -> None:
+    hit = {"pool": "stopped", "outcome": "hit"}
+    before = await value(server, "aenv_pool_takes_total", hit)
+    sandbox_id = await server.create()
+    await server.request("POST", f"/sandboxes/{sandbox_id}/pause")
+    assert await value(server, "aenv_vmm_memory_bytes", {"of": "stopped", "kind": "private"}) > 0
+    await server.request("POST", f"/sandboxes/{sandbox_id}/resume", {})
+    assert await value(server, "aenv_pool_takes_total", hit) == before + 1
+    assert await value(server, "aenv_vmm_memory_bytes", {"of": "running", "kind": "shared"}) > 0
+    admitted = await value(server, "aenv_admitted_cpus", {})
+    assert 0 < admitted < await value(server, "aenv_allowed_cpus", {})
+    assert await value(server, "aenv_admitted_memory_bytes", {}) % (512 << 20) == 0
+    await server.request("DELETE", f"/sandboxes/{sandbox_id}")
+    assert await value(server, "aenv_admitted_cpus", {}) == admitted - server.settings.cpu_count
+    assert await value(server, "aenv_starts_waiting", {}) == 0
+
+
+async def test_the_document_names_every_metric_and_its_labels(server: Server) -> None:
+    rows = re.findall(r"^\| (`aenv_.*?) \| (.*?) \|", (ROOT / "docs/monitoring.md").read_text(), re.MULTILINE)
+    told = {
+        name: set(re.findall(r"`(\w+)`", labels))
+        for names, labels in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    sandbox_id = await server.create()
+    await server.request("DELETE", f"/sandboxes/{sandbox_id}")
+    async with server.session.get(server.url + "/metrics") as response:
+        families = list(text_string_to_metric_families(await response.text()))
+    served = {
+        f"{family.name}_total" if family.type == "counter" else family.name: {
+            label for sample in family.samples for label in sample.labels if label != "le"
+        }
+        for family in families
+    }
+    assert told == served
 
 
 @pytest.mark.parametrize("where", ["api", "tasks"])
