@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+BACKGROUND: Final = 10
+"""The niceness of what shall not be in the way: a tenth of the CPU, so that it ends on a busy host too."""
+
 _ROOT: Final = Path("/")
+_CAP_SYS_NICE: Final = 23  # linux/capability.h
 _STATM_RESIDENT, _STATM_FILE = 1, 2  # fields of /proc/PID/statm, in pages (Linux, proc_pid_statm(5))
 
 
@@ -58,6 +63,33 @@ def memory_of(pid: int) -> MemoryUse:
     page = os.sysconf("SC_PAGE_SIZE")
     resident, of_files = int(words[_STATM_RESIDENT]) * page, int(words[_STATM_FILE]) * page
     return MemoryUse(max(0, resident - of_files), of_files)
+
+
+def may_renice() -> bool:
+    """Whether this process can give processes a lower priority and their old one back (CAP_SYS_NICE)."""
+    status = Path("/proc/self/status").read_text()
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    return bool(effective >> _CAP_SYS_NICE & 1)
+
+
+def set_background(pid: int, background: bool) -> None:
+    """Let a process have little of the CPU while others want it, or again as much as this one. Blocking.
+
+    Niceness counts per thread, and only within the process's session where the kernel groups processes by
+    session (sched(7), "The autogroup feature"), so the session's is set too. A process that has ended is left
+    alone. Raises PermissionError unless `may_renice`.
+    """
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    if background:
+        nice = max(nice, BACKGROUND)
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for _ in range(2):  # threads that others made meanwhile have what these had
+            for thread in sorted(int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()):
+                with suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, thread, nice)
+        group = Path(f"/proc/{pid}/autogroup")
+        if group.exists():
+            group.write_text(str(BACKGROUND if background else 0))
 
 
 def _cgroups(root: Path) -> Iterator[tuple[int, int]]:

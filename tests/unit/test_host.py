@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,28 @@ def test_a_process_that_has_ended_holds_nothing() -> None:
     child = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(child, 0)
     assert host.memory_of(child) == host.MemoryUse()
+
+
+@pytest.mark.skipif(not host.may_renice(), reason="needs CAP_SYS_NICE")
+def test_a_process_in_the_background_and_back() -> None:
+    program = "import threading; threading.Thread(target=input).start(); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        threads = [int(each.name) for each in Path(f"/proc/{child.pid}/task").iterdir()]
+        assert len(threads) == 2
+        group = Path(f"/proc/{child.pid}/autogroup")
+        ours = os.getpriority(os.PRIO_PROCESS, 0)
+        for background in (True, False):
+            host.set_background(child.pid, background)
+            wanted = max(ours, host.BACKGROUND) if background else ours
+            assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {wanted}
+            if group.exists():
+                assert group.read_text().split()[-1] == str(host.BACKGROUND if background else 0)
+        child.kill()
+    host.set_background(child.pid, background=True)  # it has ended

@@ -119,6 +119,9 @@ class Instance(Protocol):
     def memory(self) -> MemoryUse:
         """What it holds of the host's memory; nothing if it has ended. Quick, and called in any thread."""
 
+    async def to_foreground(self) -> None:
+        """Have as much of the CPU as others, if its VMM was spawned in the background."""
+
     async def freeze(self) -> None:
         """Stop the vCPUs. The guest sees no time pass. Idempotent."""
 
@@ -163,6 +166,9 @@ class BareVmm(Protocol):
     def memory(self) -> MemoryUse:
         """What it holds of the host's memory, as of an instance."""
 
+    async def to_foreground(self) -> None:
+        """Have as much of the CPU as others, if it was spawned in the background."""
+
     async def load(self, capture: Capture) -> Instance:
         """Put `capture` (whose key is this one's) into the VMM. The instance is frozen.
 
@@ -185,8 +191,11 @@ class Runtime(Protocol):
         Raises `RuntimeFailure` for a capture by another kind of runtime.
         """
 
-    async def spawn(self, capture: Capture, place: Place) -> BareVmm:
-        """Start a VMM process that can `load` any capture with the same `key` as `capture`."""
+    async def spawn(self, capture: Capture, place: Place, *, background: bool = False) -> BareVmm:
+        """Start a VMM process that can `load` any capture with the same `key` as `capture`.
+
+        In the `background` it, and the instance that it becomes, has little of the CPU while others want it.
+        """
 
     def key(self, capture: Capture) -> str:
         """Captures with equal keys can be loaded by the same bare VMM.

@@ -1,9 +1,7 @@
 """A runtime in memory, for fast tests of everything above the seam.
 
-Its guest is a small HTTP server at the slot's address that keeps values in two dicts, its memory and its
-disk. Like a real guest it loses what was written after the last capture, answers nothing while frozen, and
-knows the identity that `/init` gave it; a value for the disk is in memory until `/sync`, and a boot finds
-the disk alone. Failures can be ordered ahead.
+Its guests (`fake_guest`) are small HTTP servers at the slots' addresses. Like a real guest each loses what
+was written after the last capture, and a boot finds its disk alone. Failures can be ordered ahead.
 """
 
 from __future__ import annotations
@@ -12,157 +10,19 @@ import asyncio
 import json
 import os
 import shutil
-import uuid
 from collections import defaultdict
 from collections.abc import Collection
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from aiohttp import web
 
 from aenv.errors import AenvError, NoSpace, RuntimeFailure
 from aenv.host import MemoryUse
 from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Layer, Place, Resources, RuntimeIdentity
-
-PORT = 49983
+from aenv.runtimes.fake_guest import FakeGuest
+from aenv.tasks import finish
 
 WASTEFUL = False
 """What a runtime says of captures until it is told otherwise."""
-
-PAGE = 100
-"""Entries of the journal in one answer."""
-
-METRICS = {
-    "ts": 0,
-    "cpu_count": 2,
-    "cpu_used_pct": 12.5,
-    "mem_total": 512 << 20,
-    "mem_used": 64 << 20,
-    "mem_cache": 32 << 20,
-    "disk_total": 10 << 30,
-    "disk_used": 1 << 30,
-}
-
-
-class FakeGuest:
-    """What runs in a fake VM. `memory` and `disk` are kept by captures."""
-
-    def __init__(self, memory: dict[str, Any], disk: dict[str, Any]) -> None:
-        self.memory = memory
-        self.disk = disk
-        self.boot_id = memory.setdefault("boot_id", str(uuid.uuid4()))
-        self._unwritten: dict[str, Any] = memory.setdefault("unwritten", {})
-        self._journal: list[dict[str, Any]] = memory.setdefault("journal", [])
-        self.metrics: dict[str, Any] = dict(METRICS)
-        """What `/metrics` answers."""
-        self.identity: dict[str, Any] = {}
-        self.responsive = asyncio.Event()
-        self.responsive.set()
-        self._running = asyncio.Event()
-        app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_post("/init", self._init)
-        app.router.add_post("/freeze", self._freeze)
-        app.router.add_post("/sync", self._sync)
-        app.router.add_post("/unfreeze", self._unfreeze)
-        app.router.add_post("/warm", self._health)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/logs", self._logs)
-        app.router.add_get("/memory/{key}", self._read)
-        app.router.add_put("/memory/{key}", self._write)
-        app.router.add_get("/disk/{key}", self._read_disk)
-        app.router.add_put("/disk/{key}", self._write_disk)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)  # 0 is for ever
-
-    async def start(self, address: str) -> None:
-        """Listen; answers come once `run` was called."""
-        await self._runner.setup()
-        await web.TCPSite(self._runner, address, PORT).start()
-
-    async def close(self) -> None:
-        """Stop listening and cut connections."""
-        await self._runner.cleanup()
-
-    def run(self, running: bool) -> None:
-        """Let requests be answered, or hold them."""
-        if running:
-            self._running.set()
-        else:
-            self._running.clear()
-
-    async def _turn(self) -> None:
-        await self._running.wait()
-        await self.responsive.wait()
-
-    async def _health(self, _request: web.Request) -> web.Response:
-        await self._turn()
-        return web.Response(status=204)
-
-    async def _init(self, request: web.Request) -> web.Response:
-        await self._turn()
-        token = self.memory.get("token")
-        if token and not self.memory.get("frozen") and request.headers.get("X-Access-Token") != token:
-            return web.Response(status=401)
-        self.identity = await request.json()
-        self.memory["token"] = self.identity.get("accessToken")
-        if self.identity["sandboxId"] != self.memory.get("sandbox"):
-            self.memory["sandbox"] = self.identity["sandboxId"]
-            self._journal.clear()
-        self.memory["frozen"] = False
-        return web.Response(status=204)
-
-    async def _freeze(self, _request: web.Request) -> web.Response:
-        await self._turn()
-        self.memory["frozen"] = True
-        return web.Response(status=204)
-
-    async def _unfreeze(self, _request: web.Request) -> web.Response:
-        await self._turn()
-        self.memory["frozen"] = False
-        return web.Response(status=204)
-
-    async def _sync(self, _request: web.Request) -> web.Response:
-        await self._turn()
-        self.memory["frozen"] = True
-        self.disk.update(self._unwritten)
-        self._unwritten.clear()
-        return web.Response(status=204)
-
-    def note(self, message: str, level: str = "info", logger: str = "process", /, **fields: str) -> None:
-        """Add an entry to the guest's journal."""
-        self.memory["noted"] = self.memory.get("noted", 0) + 1
-        entry = {"sequence": self.memory["noted"], "time": datetime.now(UTC).isoformat(), "fields": fields}
-        self._journal.append({**entry, "level": level, "logger": logger, "message": message})
-
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        await self._turn()
-        return web.json_response(self.metrics)
-
-    async def _logs(self, request: web.Request) -> web.Response:
-        await self._turn()
-        after = int(request.query["after"]) if request.query["journal"] == self.boot_id else 0
-        left = [entry for entry in self._journal if entry["sequence"] > after]
-        page = left[:PAGE]
-        return web.json_response({"journal": self.boot_id, "entries": page, "more": len(left) > PAGE})
-
-    async def _read(self, request: web.Request) -> web.Response:
-        await self._turn()
-        return web.json_response(self.memory.get(request.match_info["key"]))
-
-    async def _write(self, request: web.Request) -> web.Response:
-        await self._turn()
-        self.memory[request.match_info["key"]] = await request.json()
-        return web.Response(status=204)
-
-    async def _read_disk(self, request: web.Request) -> web.Response:
-        await self._turn()
-        return web.json_response((self.disk | self._unwritten).get(request.match_info["key"]))
-
-    async def _write_disk(self, request: web.Request) -> web.Response:
-        await self._turn()
-        self._unwritten[request.match_info["key"]] = await request.json()
-        return web.Response(status=204)
 
 
 class FakeInstance:
@@ -182,6 +42,10 @@ class FakeInstance:
     def memory(self) -> MemoryUse:
         """As the runtime was told."""
         return self._runtime.memory
+
+    async def to_foreground(self) -> None:
+        """Be in the background no more."""
+        self._runtime.background.discard(self.place.folder.name)
 
     def die(self, reason: str) -> None:
         """End as a crashed VMM does."""
@@ -245,6 +109,7 @@ class FakeInstance:
         self.die("stopped")
         await self.guest.close()
         self._runtime.instances.pop(self.place.folder.name, None)
+        self._runtime.background.discard(self.place.folder.name)
 
     async def leave(self) -> None:
         """It stays in `instances`."""
@@ -263,6 +128,10 @@ class FakeBareVmm:
         """As the runtime was told."""
         return self._runtime.memory
 
+    async def to_foreground(self) -> None:
+        """Be in the background no more."""
+        self._runtime.background.discard(self.place.folder.name)
+
     async def load(self, capture: Capture) -> Instance:
         """Read the layers and start a guest with them, frozen."""
         self._runtime.fail_if_ordered("load")
@@ -271,6 +140,7 @@ class FakeBareVmm:
 
     async def stop(self) -> None:
         """End it."""
+        self._runtime.background.discard(self.place.folder.name)
         if not self.ended.done():
             self.ended.set_result("stopped")
 
@@ -293,6 +163,8 @@ class FakeRuntime:
         """Cleared, a compaction waits in the middle until it is set again."""
         self.memory = MemoryUse(private=48 << 20, shared=128 << 20)
         """What each VM holds."""
+        self.background: set[str] = set()
+        """The names of instance folders of what is in the background."""
         self._failures: dict[str, list[AenvError]] = defaultdict(list)
 
     def order_failure(self, operation: str, error: AenvError) -> None:
@@ -312,7 +184,11 @@ class FakeRuntime:
     ) -> FakeInstance:
         """A frozen instance with this memory and disk."""
         guest = FakeGuest(memory, disk)
-        await guest.start(place.slot.host_address)
+        try:
+            await finish(guest.start(place.slot.host_address))
+        except BaseException:
+            await finish(guest.close())
+            raise
         instance = FakeInstance(self, place, resources, guest)
         self.instances[place.folder.name] = instance
         return instance
@@ -325,9 +201,11 @@ class FakeRuntime:
         await instance.thaw()
         return instance
 
-    async def spawn(self, capture: Capture, place: Place) -> BareVmm:
+    async def spawn(self, capture: Capture, place: Place, *, background: bool = False) -> BareVmm:
         """A bare VMM for captures like this one."""
         self.fail_if_ordered("spawn")
+        if background:
+            self.background.add(place.folder.name)
         return FakeBareVmm(self, place, self.key(capture))
 
     def key(self, capture: Capture) -> str:

@@ -91,11 +91,11 @@ class Machines:
     def _machine(self, place: Place, instance: Instance) -> Machine:
         return Machine(place, instance, self._guests(f"http://{place.slot.host_address}:{ENVD_PORT}"))
 
-    async def spawn(self, capture: Capture) -> BareVmm:
+    async def spawn(self, capture: Capture, *, background: bool = False) -> BareVmm:
         """A VMM process ready to load captures like this one. End it with `discard`."""
         place = await self._place()
         try:
-            return await self._runtime.spawn(capture, place)
+            return await self._runtime.spawn(capture, place, background=background)
         except BaseException:
             await finish(self._give_back(place))
             raise

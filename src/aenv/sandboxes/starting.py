@@ -29,6 +29,9 @@ log = structlog.get_logger()
 START_BYTES = 128 << 20
 """Memory that a started VM is taken to need until it can be measured; never more than its guest has."""
 
+SPARE_TIMEOUT = 120.0
+"""Seconds that the guest of a hot VM has for each step: in the background it has little of a busy CPU."""
+
 KINDS = 4
 """Of how many templates, and of how many memory bases, spare machines are kept."""
 
@@ -185,20 +188,28 @@ class Starter:
 
     async def _make_hot(self, capture_id: str) -> Machine:
         """A hot VM, with a VMM of its own: the bare ones are for clients."""
-        async with self._turns.spare_turn():
-            capture = await self._captures.get(capture_id)
-            self.bare.want(self._key(capture))
-            machine = await self._machines.load(await self._machines.spawn(capture), capture)
-            try:
-                await machine.instance.thaw()
-                await machine.guest.wait_healthy(GUEST_TIMEOUT)
-                await machine.guest.warm(REHEARSAL)
-                await machine.instance.freeze()
-            except BaseException:
-                await finish(self._machines.destroy(machine))
-                raise
-            return machine
+        await self._turns.idle()
+        capture = await self._captures.get(capture_id)
+        self.bare.want(self._key(capture))
+        vmm = await self._machines.spawn(capture, background=True)
+        machine = await self._machines.load(vmm, capture)
+        try:
+            await machine.instance.thaw()
+            await machine.guest.wait_healthy(SPARE_TIMEOUT)
+            await machine.guest.warm(REHEARSAL, timeout=SPARE_TIMEOUT)
+            await machine.instance.freeze()
+            await machine.instance.to_foreground()
+        except BaseException:
+            await finish(self._machines.destroy(machine))
+            raise
+        return machine
 
     async def _make_bare(self, key: str) -> BareVmm:
-        async with self._turns.spare_turn():
-            return await self._machines.spawn(self._examples[key])
+        await self._turns.idle()
+        vmm = await self._machines.spawn(self._examples[key], background=True)
+        try:
+            await vmm.to_foreground()
+        except BaseException:
+            await finish(self._machines.discard(vmm))
+            raise
+        return vmm

@@ -30,7 +30,6 @@ class StartTurns:
 
     At most `max_waiting` wait, each for at most `max_seconds`; then there is an Overloaded that says when to
     come again. When all places are taken, the group with the most gives up its latest to a group with fewer.
-    Spare VMs get a turn only while nobody waits for one.
     """
 
     def __init__(self, at_once: int, max_waiting: int, max_seconds: float) -> None:
@@ -39,12 +38,13 @@ class StartTurns:
         self._max_waiting = max_waiting
         self._max_seconds = max_seconds
         self._groups: OrderedDict[str, deque[_Waiting]] = OrderedDict()
-        self._spares: deque[_Waiting] = deque()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._mean = 1.0
 
     @property
     def waiting(self) -> int:
-        """How many wait, those for spare VMs not counted."""
+        """How many wait."""
         return sum(len(group) for group in self._groups.values())
 
     @asynccontextmanager
@@ -55,17 +55,12 @@ class StartTurns:
         async with self._held():
             yield
 
-    @asynccontextmanager
-    async def spare_turn(self) -> AsyncIterator[None]:
-        """A turn for work that nobody waits for."""
-        if self._free > 0:
-            self._free -= 1
-        else:
-            turn: _Waiting = asyncio.get_running_loop().create_future()
-            self._spares.append(turn)
-            await self._granted(turn, self._spares, None)
-        async with self._held():
-            yield
+    async def idle(self) -> None:
+        """Return once a turn is free: what nobody waits for may begin then.
+
+        It doesn't get the turn, as it is slow on a busy host and must not keep it from who waits.
+        """
+        await self._idle.wait()
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[None]:
@@ -80,6 +75,8 @@ class StartTurns:
     async def _acquire(self, group: str) -> None:
         if self._free > 0:  # then nobody waits
             self._free -= 1
+            if self._free == 0:
+                self._idle.clear()
             return
         if self.waiting >= self._max_waiting:
             self._make_place(group)
@@ -92,7 +89,7 @@ class StartTurns:
             if not queue and self._groups.get(group) is queue:
                 del self._groups[group]
 
-    async def _granted(self, turn: _Waiting, queue: deque[_Waiting], seconds: float | None) -> None:
+    async def _granted(self, turn: _Waiting, queue: deque[_Waiting], seconds: float) -> None:
         """Wait for a turn. If it comes too late or the caller is cancelled, it is given on."""
         try:
             await asyncio.wait([turn], timeout=seconds)
@@ -130,7 +127,6 @@ class StartTurns:
             queue.popleft().set_result(None)
             if queue:
                 self._groups[group] = queue
-        elif self._spares:
-            self._spares.popleft().set_result(None)
         else:
             self._free += 1
+            self._idle.set()

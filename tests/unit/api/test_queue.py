@@ -27,11 +27,13 @@ async def test_starts_beyond_the_queue_are_told_to_come_again(
             refusals.append(message)
 
     monkeypatch.setattr(turns, "Overloaded", Noted)
-    settings = fake_settings(tmp_path, hot_vms=0, bare_vms=0, concurrent_starts=1, max_queued_starts=2)
+    settings = fake_settings(
+        tmp_path, hot_vms=0, bare_vms=0, concurrent_starts=1, max_queued_starts=2, max_start_wait=600
+    )
     node = Node(settings)
     async with running(settings, node) as server:
         held = contextlib.AsyncExitStack()
-        await held.enter_async_context(node.starter._turns.spare_turn())
+        await held.enter_async_context(node.starter._turns.turn("test"))
         create = ("POST", "/v2/sandboxes", {"templateID": "base"})
         waiting = [asyncio.create_task(server.request(*create)) for _ in range(2)]
 

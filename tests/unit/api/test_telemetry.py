@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from aenv.node import Node
-from aenv.runtimes.fake import FakeGuest, FakeRuntime
+from aenv.runtimes.fake import FakeRuntime
+from aenv.runtimes.fake_guest import FakeGuest
 from tests.unit.api.support import Server, fake_settings, is_error, running
 
 METRIC = {

@@ -10,7 +10,7 @@ import pytest
 
 from aenv.errors import RuntimeFailure
 from aenv.guest.reports import MAX_FIELDS, MAX_TEXT, parse_journal, parse_metrics
-from aenv.runtimes.fake import METRICS
+from aenv.runtimes.fake_guest import METRICS
 
 ENTRY = {
     "sequence": 3,

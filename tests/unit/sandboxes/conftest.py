@@ -13,7 +13,8 @@ import pytest
 
 from aenv.network.fake import FakeSlotPool
 from aenv.node import Node
-from aenv.runtimes.fake import PORT, FakeInstance, FakeRuntime
+from aenv.runtimes.fake import FakeInstance, FakeRuntime
+from aenv.runtimes.fake_guest import PORT
 from aenv.sandboxes.models import CreateSandbox, Sandbox
 from aenv.sandboxes.pools import FLOOR
 from aenv.settings import Settings

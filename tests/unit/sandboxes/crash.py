@@ -20,7 +20,8 @@ from aenv.network.fake import FakeSlotPool
 from aenv.node import Node
 from aenv.runtimes.base import Place, Resources
 from aenv.runtimes.choice import Chosen
-from aenv.runtimes.fake import FakeBareVmm, FakeGuest, FakeInstance, FakeRuntime
+from aenv.runtimes.fake import FakeBareVmm, FakeInstance, FakeRuntime
+from aenv.runtimes.fake_guest import FakeGuest
 from aenv.settings import Settings
 from tests.unit.sandboxes.conftest import Rig
 

@@ -12,14 +12,14 @@ import pytest
 from aenv.errors import RuntimeFailure
 from aenv.node import Node
 from aenv.runtimes import fake
-from aenv.sandboxes import pools
+from aenv.sandboxes import activity
 from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every moment is quiet."""
-    monkeypatch.setattr(pools, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(activity, "QUIET_SECONDS", 0.01)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ async def test_a_stop_gives_stopped_vms_up_without_a_word(
     rig = await _started(tmp_path)
     sandbox = await rig.create()
     await rig.node.sandboxes.pause(sandbox.id)
-    assert rig.node.starter.spares()["stopped"] == 1
+    assert rig.node.starter.stopped.count() == 1
     lose = AsyncMock()
     monkeypatch.setattr(Core, "_lose", lose)  # would ask a database that is closed by then
     await rig.node.stop()

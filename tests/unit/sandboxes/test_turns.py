@@ -24,8 +24,8 @@ class Rush:
             await self._work(group)
 
     async def spare(self) -> None:
-        async with self.turns.spare_turn():
-            await self._work("spare")
+        await self.turns.idle()
+        await self._work("spare")
 
     async def _work(self, group: str) -> None:
         self.order.append(group)
@@ -79,7 +79,7 @@ async def test_a_burst_gives_up_places_to_others() -> None:
 
 async def test_who_waits_too_long_is_refused_and_told_when_to_come_again() -> None:
     turns = StartTurns(1, 4, 0.05)
-    async with turns.spare_turn():
+    async with turns.turn("first"):
         with pytest.raises(Overloaded, match=r"no turn to start it within 0\.05 s") as refused:
             async with turns.turn("create"):
                 raise AssertionError
@@ -102,7 +102,7 @@ async def test_spares_wait_until_nobody_else_does() -> None:
 async def test_a_cancelled_start_gives_its_turn_on() -> None:
     turns = StartTurns(1, 10, 10)
     rush = Rush(turns)
-    async with turns.spare_turn():
+    async with turns.turn("first"):
         waiting = [asyncio.create_task(rush.start(str(number))) for number in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()  # while it waits

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aenv.node import Node
-from aenv.runtimes.fake import FakeGuest
+from aenv.runtimes.fake_guest import FakeGuest
 from aenv.telemetry import service
 from aenv.telemetry.logs import LogEntry
 from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings

@@ -56,6 +56,10 @@ class QemuBareVmm:
         """What QEMU holds of the host's memory."""
         return self._process.memory()
 
+    async def to_foreground(self) -> None:
+        """Have as much of the CPU as others."""
+        await self._process.to_foreground()
+
     async def load(self, capture: Capture) -> QemuInstance:
         """Put `capture` into the VMM; the instance is frozen. On failure the VMM is stopped."""
         try:

@@ -64,6 +64,10 @@ class QemuInstance:
         use = self._process.memory()
         return MemoryUse(use.private + use.shared) if self._booted else use
 
+    async def to_foreground(self) -> None:
+        """Have as much of the CPU as others."""
+        await self._process.to_foreground()
+
     async def freeze(self) -> None:
         """Stop the vCPUs."""
         async with self._busy:

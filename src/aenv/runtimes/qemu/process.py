@@ -14,8 +14,9 @@ from typing import Final
 
 import structlog
 
+from aenv import host
 from aenv.errors import RuntimeFailure
-from aenv.host import MemoryUse, memory_of
+from aenv.host import MemoryUse
 from aenv.runtimes.qemu import leftovers, monitor
 from aenv.runtimes.qemu.blocking import to_the_end
 from aenv.runtimes.qemu.monitor import Monitor
@@ -40,9 +41,16 @@ class VmProcess:
     """
 
     def __init__(
-        self, pid: int, pidfd: int, stderr: int | None, child: subprocess.Popen[bytes] | None
+        self,
+        pid: int,
+        pidfd: int,
+        stderr: int | None,
+        child: subprocess.Popen[bytes] | None,
+        *,
+        background: bool = False,
     ) -> None:
         self.pid = pid
+        self._background = background
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.monitor = Monitor(self._on_event)
         self.no_space = asyncio.Event()
@@ -56,14 +64,18 @@ class VmProcess:
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
 
     @classmethod
-    async def start(cls, arguments: Sequence[str], folder: Path, pass_fds: Sequence[int]) -> VmProcess:
+    async def start(
+        cls, arguments: Sequence[str], folder: Path, pass_fds: Sequence[int], *, background: bool = False
+    ) -> VmProcess:
         """Start QEMU with `arguments` plus a monitor in `folder`, and connect. Raises RuntimeFailure.
 
-        `pass_fds` stay the caller's.
+        `pass_fds` stay the caller's. In the `background` it has little of the CPU while others want it, where
+        this server could give it more again.
         """
-        launch = asyncio.to_thread(_launch, arguments, folder, tuple(pass_fds))
+        background = background and host.may_renice()
+        launch = asyncio.to_thread(_launch, arguments, folder, tuple(pass_fds), background=background)
         child, stderr = await to_the_end(launch, undo=_discard)
-        process = cls(child.pid, os.pidfd_open(child.pid), stderr, child)
+        process = cls(child.pid, os.pidfd_open(child.pid), stderr, child, background=background)
         try:
             await process.monitor.connect(folder)
         except BaseException as error:
@@ -95,7 +107,13 @@ class VmProcess:
 
     def memory(self) -> MemoryUse:
         """What it holds of the host's memory; nothing if it has been reaped."""
-        return MemoryUse() if self._exited.is_set() else memory_of(self.pid)
+        return MemoryUse() if self._exited.is_set() else host.memory_of(self.pid)
+
+    async def to_foreground(self) -> None:
+        """Have as much of the CPU as others, if it was started in the background."""
+        if self._background and not self._exited.is_set():
+            await to_the_end(asyncio.to_thread(host.set_background, self.pid, background=False))
+            self._background = False
 
     def check(self) -> None:
         """Raise RuntimeFailure if the process or its guest has ended."""
@@ -200,7 +218,7 @@ def _stderr_of(pid: int) -> int | None:
 
 
 def _launch(
-    arguments: Sequence[str], folder: Path, pass_fds: tuple[int, ...]
+    arguments: Sequence[str], folder: Path, pass_fds: tuple[int, ...], *, background: bool
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start QEMU; returns it and its standard error, a file in memory that can't grow past 64 KiB."""
     stderr = os.memfd_create("qemu-stderr", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -224,6 +242,8 @@ def _launch(
         os.close(stderr)
         raise
     try:
+        if background:
+            host.set_background(child.pid, background=True)
         leftovers.record(folder, child.pid)
     except BaseException:
         _discard((child, stderr))

@@ -121,7 +121,7 @@ class QemuRuntime:
             workshop=self._workshop,
         )
 
-    async def spawn(self, capture: Capture, place: Place) -> QemuBareVmm:
+    async def spawn(self, capture: Capture, place: Place, *, background: bool = False) -> QemuBareVmm:
         """Start a VMM process that can `load` captures with the key of `capture`."""
         key = self.key(capture)
         layers = QemuLayers.of(capture)
@@ -133,7 +133,9 @@ class QemuRuntime:
             if size != resources.memory_mib << 20:
                 raise RuntimeFailure(f"the memory base {layers.memory_base} has {size} bytes: it is damaged")
             disk = (nothing, root_over(str(nothing["node-name"])))
-            process = await self._start(resources, place, layers.memory_base, disk, boot=False, state=state)
+            process = await self._start(
+                resources, place, layers.memory_base, disk, boot=False, state=state, background=background
+            )
         except OSError as error:
             os.close(state)
             raise write_failure(
@@ -201,6 +203,7 @@ class QemuRuntime:
         *,
         boot: bool,
         state: int | None,
+        background: bool = False,
     ) -> VmProcess:
         tap = await to_the_end(asyncio.to_thread(self._open_tap, place.slot), undo=os.close)
         try:
@@ -214,7 +217,8 @@ class QemuRuntime:
                 tap=tap,
             )
             command += self._machine.boot_arguments() if boot else ["-S", "-incoming", "defer"]
-            process = await VmProcess.start(command, place.folder, [tap] if state is None else [tap, state])
+            passed = [tap] if state is None else [tap, state]
+            process = await VmProcess.start(command, place.folder, passed, background=background)
         finally:
             os.close(tap)
         if not boot:
