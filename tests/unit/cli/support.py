@@ -148,7 +148,9 @@ class ControlPlane:
         }
 
     def _detail(self, name: str) -> dict[str, Any]:
+        paused = {"pauseReason": "the host's disk was full"} if self.states[name] == "paused" else {}
         return self._answer(name) | {
+            **paused,
             "state": self.states[name],
             "startedAt": "2026-01-02T03:04:05Z",
             "endAt": "2126-01-02T03:04:05Z",

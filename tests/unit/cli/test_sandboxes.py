@@ -84,7 +84,9 @@ async def test_info(cli: Cli) -> None:
     table = (await cli("info", "i1", "-o", "table")).out.decode()
     assert "token" not in table
     assert "team=search" in table
+    assert "PAUSED" not in table
     assert json.loads((await cli("info", "i1")).out)["state"] == "running"
+    assert "PAUSED      the host's disk was full" in (await cli("info", "i2", "-o", "table")).out.decode()
 
 
 async def test_an_unknown_sandbox(cli: Cli) -> None:

@@ -76,6 +76,11 @@ async def test_a_guest_that_still_cannot_write_is_paused_with_the_reason(
     record = await rig.node.sandboxes.get(sandbox.id)
     assert (record.reason, record.pause_mode) == (PAUSED_BECAUSE, "full")
     assert record.memory_is_usable
+    told = [entry.message for entry in await rig.node.telemetry.logs(sandbox.id)]
+    assert told[-2:] == [
+        "the host's disk is full: the sandbox waits for room",
+        f"sandbox paused: {PAUSED_BECAUSE}",
+    ]
     assert not (rig.settings.home / "reserve").exists()
 
     with pytest.raises(NoSpace, match="stands still"):  # at once, not after a time-out
