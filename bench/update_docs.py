@@ -29,6 +29,8 @@ def block(area: str, report: Report) -> str:
     machine = report.result()["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     when = f"Measured on {datetime.now(UTC):%Y-%m-%d}, at a load of {machine['load']} when it began."
+    if machine["load"] > machine["cores"] / 2:
+        when += " **Other work went on: the times say little, the ratios a bit more.**"
     lines = [
         "```console",
         f".venv/bin/aenv bench {area} --runs {RUNS[area]}",

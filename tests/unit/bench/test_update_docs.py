@@ -58,3 +58,11 @@ def test_only_the_block_of_the_area_changes(script: ModuleType) -> None:
 def test_the_document_has_a_block_for_every_area(script: ModuleType) -> None:
     for area in script.RUNS:
         assert script.fill(script.DOCUMENT.read_text(), area, "new") != script.DOCUMENT.read_text()
+
+
+@pytest.mark.parametrize(("load", "told"), [(0.1, False), (64.0, True)])
+def test_figures_of_a_busy_machine_say_so(
+    script: ModuleType, report: Report, load: float, told: bool
+) -> None:
+    report.machine.update(load=load, cores=4)
+    assert ("Other work went on" in script.block("lifecycle", report)) is told
