@@ -177,6 +177,12 @@ class NewSnapshot(RequestBody):
     memory: bool | None = None
 
 
+class RollbackSandbox(RequestBody):
+    """Body of rollback."""
+
+    snapshot_id: str = Field(alias="snapshotID", min_length=1, max_length=512)
+
+
 class ResponseBody(BaseModel):
     """Base of all response bodies. Fields are set by their Python names."""
 

@@ -234,6 +234,10 @@ class ApiClient:
             await self._object("POST", f"/sandboxes/{_segment(sandbox_id)}/snapshots", body)
         )
 
+    async def roll_back(self, sandbox_id: str, snapshot: str) -> None:
+        """Put a running sandbox back to one of its snapshots."""
+        await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/rollback", {"snapshotID": snapshot})
+
     async def snapshots(self, sandbox_id: str | None) -> list[SnapshotInfo]:
         """All snapshots, or those of one sandbox."""
         query = {"sandboxID": sandbox_id} if sandbox_id else {}

@@ -44,6 +44,7 @@ COMMANDS = {
     "pause": Lazy("sandboxes", "pause", "Pause sandboxes: memory and disk are kept, nothing runs."),
     "resume": Lazy("sandboxes", "resume", "Resume paused sandboxes."),
     "fork": Lazy("sandboxes", "fork", "Make independent copies of a running sandbox."),
+    "rollback": Lazy("sandboxes", "rollback", "Put a sandbox back to one of its snapshots."),
     "logs": Lazy("telemetry", "logs", "Show what happened in a sandbox."),
     "stats": Lazy("telemetry", "stats", "Show what a sandbox uses of its machine."),
     "timeout": Lazy("sandboxes", "timeout", "Set how long a sandbox goes on from now."),

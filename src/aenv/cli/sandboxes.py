@@ -190,6 +190,28 @@ def fork(
         raise CommandError(f"{len(errors)} of {len(results)} copies failed: {errors[0]}")
 
 
+def rollback(
+    ctx: typer.Context,
+    sandbox: SandboxArgument,
+    snapshot: Annotated[
+        str,
+        typer.Argument(metavar="SNAPSHOT", help="Name or id of its snapshot.", show_default=False),
+    ],
+) -> None:
+    """Put a running sandbox back to one of its snapshots, memory and disk. It keeps its id.
+
+    \b
+    aenv snapshot create ID --name before
+    aenv rollback ID before
+    """
+
+    async def one(client: ApiClient, sandbox: str) -> str:
+        await client.roll_back(sandbox, snapshot)
+        return f"Put {sandbox} back to {snapshot}"
+
+    _each(ctx, [sandbox], one)
+
+
 def _each(
     ctx: typer.Context, sandboxes: Sequence[str], one: Callable[[ApiClient, str], Awaitable[str]]
 ) -> None:

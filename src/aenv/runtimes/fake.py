@@ -1,7 +1,8 @@
 """A runtime in memory, for fast tests of everything above the seam.
 
 Its guests (`fake_guest`) are small HTTP servers at the slots' addresses. Like a real guest each loses what
-was written after the last capture, and a boot finds its disk alone. Failures can be ordered ahead.
+was written after the last capture, and a boot finds its disk alone. Failures can be ordered ahead, and
+operations held.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +68,14 @@ class FakeInstance:
 
     async def freeze(self) -> None:
         """Hold the guest."""
+        await self._runtime.turn("freeze")
         self.check("freeze")
         self.frozen = True
         self.guest.run(running=False)
 
     async def thaw(self) -> None:
         """Let the guest go on."""
+        await self._runtime.turn("thaw")
         self.check("thaw")
         self.frozen = False
         self.no_space.clear()
@@ -87,6 +91,7 @@ class FakeInstance:
         contents = {"memory": json.dumps(self.guest.memory)} if memory else {}
         contents["disk"] = json.dumps(self.guest.disk)
         try:
+            await self._runtime.turn("capture")
             self.check("capture")
             if self._runtime.disk_is_full and not self._runtime.room_for_captures:
                 raise NoSpace("the fake disk is full")
@@ -106,6 +111,7 @@ class FakeInstance:
 
     async def stop(self) -> None:
         """End it."""
+        await self._runtime.turn("stop")
         self.die("stopped")
         await self.guest.close()
         self._runtime.instances.pop(self.place.folder.name, None)
@@ -134,6 +140,7 @@ class FakeBareVmm:
 
     async def load(self, capture: Capture) -> Instance:
         """Read the layers and start a guest with them, frozen."""
+        await self._runtime.turn("load")
         self._runtime.fail_if_ordered("load")
         contents = await _contents(capture)
         return await self._runtime.start(self.place, capture.resources, contents["memory"], contents["disk"])
@@ -166,6 +173,22 @@ class FakeRuntime:
         self.background: set[str] = set()
         """The names of instance folders of what is in the background."""
         self._failures: dict[str, list[AenvError]] = defaultdict(list)
+        self._held: dict[str, asyncio.Event] = {}
+
+    @contextmanager
+    def hold(self, operation: str) -> Iterator[None]:
+        """Let every `operation` (as in `order_failure`, or stop) wait until the block ends."""
+        held = self._held[operation] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._held[operation]
+            held.set()
+
+    async def turn(self, operation: str) -> None:
+        """Wait while `operation` is held."""
+        if (held := self._held.get(operation)) is not None:
+            await held.wait()
 
     def order_failure(self, operation: str, error: AenvError) -> None:
         """Let the next `operation` fail with `error`.
@@ -195,6 +218,7 @@ class FakeRuntime:
 
     async def boot(self, spec: BootSpec, place: Place) -> Instance:
         """A running instance with empty memory, and with an empty disk unless a capture has one."""
+        await self.turn("boot")
         self.fail_if_ordered("boot")
         disk = {} if isinstance(spec.disk, Path) else (await _contents(spec.disk))["disk"]
         instance = await self.start(place, spec.resources, {}, disk)
@@ -203,6 +227,7 @@ class FakeRuntime:
 
     async def spawn(self, capture: Capture, place: Place, *, background: bool = False) -> BareVmm:
         """A bare VMM for captures like this one."""
+        await self.turn("spawn")
         self.fail_if_ordered("spawn")
         if background:
             self.background.add(place.folder.name)

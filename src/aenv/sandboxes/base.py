@@ -88,6 +88,13 @@ class Sandboxes(Protocol):
         and `SandboxNotRunning`.
         """
 
+    async def roll_back(self, sandbox_id: str, snapshot: str) -> None:
+        """Put a running sandbox back, in place, to a snapshot that was taken from it.
+
+        Raises `SnapshotNotFound`, `InvalidRequest` for a snapshot of another sandbox, `Conflict` if paused.
+        After a failure the sandbox runs on as before.
+        """
+
     async def endpoint(self, sandbox_id: str) -> Endpoint:
         """Where to send traffic. Waits for what is under way; resumes a paused sandbox that allows it.
 

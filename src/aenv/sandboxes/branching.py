@@ -77,7 +77,7 @@ class Branching:
             async with self._kept(captured):
                 await core.database.run(functools.partial(record, captured=captured))
         except BaseException as error:
-            await finish(self._go_on(sandbox, machine, Operation.PAUSE, error))
+            await finish(core.go_on(sandbox, machine, Operation.PAUSE, error))
             raise
         core.live.remove(sandbox_id)
         told = "sandbox paused" if reason is None else f"sandbox paused: {reason}"
@@ -160,7 +160,7 @@ class Branching:
             try:
                 captured = await capturing.take_in_passing(machine, core.captures, memory=memory)
             except BaseException as error:
-                await finish(self._go_on(sandbox, machine, operation, error))
+                await finish(core.go_on(sandbox, machine, operation, error))
                 raise
             try:
                 async with self._kept(captured):
@@ -181,24 +181,6 @@ class Branching:
         except Exception:
             await finish(self._core.captures.discard(captured.id))
             raise
-
-    async def _go_on(
-        self, sandbox: Sandbox, machine: Machine, operation: Operation, error: BaseException
-    ) -> None:
-        """After an error the VM runs again and the sandbox is as before, or lost if it can't run.
-
-        A VM that stood still for want of room stays so: `Room` sees to it.
-        """
-        if machine.instance.no_space.is_set():
-            await self._core.unclaim(sandbox.id, operation)
-            return
-        try:
-            await capturing.release(machine)
-        except AenvError as failure:
-            await self._core.end_lost(sandbox.id, machine, f"{error}; and it could not go on: {failure}")
-            return
-        self._core.live.reopen(sandbox.id)
-        await self._core.unclaim(sandbox.id, operation)
 
     def _record(
         self, connection: sqlite3.Connection, sandbox: Sandbox, operation: Operation, captured: Captured

@@ -29,7 +29,7 @@ from aenv.errors import (
     ShuttingDown,
     StorageFailure,
 )
-from aenv.sandboxes import store
+from aenv.sandboxes import capturing, store
 from aenv.sandboxes.activity import Activity
 from aenv.sandboxes.admission import Admission
 from aenv.sandboxes.live import LiveSandboxes
@@ -135,7 +135,9 @@ class Core:
         if claimed is None and operation is Operation.SNAPSHOT:
             raise SandboxNotRunning(sandbox_id)
         if claimed is None:
-            raise Conflict(f"can't {operation} sandbox {sandbox_id}: it is {before.state}")
+            resumable = before.state is State.PAUSED and operation is not Operation.PAUSE
+            hint = ": resume it first" if resumable else ""
+            raise Conflict(f"can't {operation} sandbox {sandbox_id}: it is {before.state}{hint}")
         return claimed
 
     async def unclaim(self, sandbox_id: str, operation: Operation) -> None:
@@ -234,6 +236,24 @@ class Core:
         finally:
             if machine is not None:
                 await self.machines.destroy(machine)
+
+    async def go_on(
+        self, sandbox: Sandbox, machine: Machine, operation: Operation, error: BaseException
+    ) -> None:
+        """After an error the VM runs again and the sandbox is as before, or lost if it can't run.
+
+        A VM that stood still for want of room stays so: `Room` sees to it.
+        """
+        if machine.instance.no_space.is_set():
+            await self.unclaim(sandbox.id, operation)
+            return
+        try:
+            await capturing.release(machine)
+        except AenvError as failure:
+            await self.end_lost(sandbox.id, machine, f"{error}; and it could not go on: {failure}")
+            return
+        self.live.reopen(sandbox.id)
+        await self.unclaim(sandbox.id, operation)
 
     async def machine_of(self, sandbox: Sandbox) -> Machine:
         """The live machine of a claimed sandbox. Without one the sandbox is lost: SandboxNotFound."""

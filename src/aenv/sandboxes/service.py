@@ -27,6 +27,7 @@ from aenv.sandboxes.idempotency import IdempotencyKeys
 from aenv.sandboxes.models import Census, CreateSandbox, Endpoint, Sandbox, SandboxFilter, Template
 from aenv.sandboxes.pools import Spare
 from aenv.sandboxes.reserve import Reserve
+from aenv.sandboxes.rollback import Rollback
 from aenv.sandboxes.room import PAUSED_BECAUSE, Room, cannot_write
 from aenv.sandboxes.states import Operation, State
 from aenv.tasks import finish
@@ -48,6 +49,7 @@ class SandboxService:
         self._keys = IdempotencyKeys(core.database)
         self._branching = Branching(core, self._creation)
         self.room = Room(core, reserve, self._pause_for_want_of_room)
+        self._rollback = Rollback(core)
         self._deadlines = Deadlines(core, self._expire)
         self._pauses: dict[tuple[str, bool], asyncio.Future[None]] = {}
         """Pauses under way, by sandbox and whether they keep the memory."""
@@ -213,6 +215,10 @@ class SandboxService:
         """Take a snapshot of a running sandbox; see `Sandboxes.snapshot`."""
         wanted = None if name is None else names.parse(name)
         return await self._core.whole(self._branching.snapshot(sandbox_id, wanted, memory=memory))
+
+    async def roll_back(self, sandbox_id: str, snapshot: str) -> None:
+        """Put a running sandbox back to one of its snapshots; see `Sandboxes.roll_back`."""
+        await self._core.whole(self._rollback.roll_back(sandbox_id, snapshot))
 
     def live_endpoint(self, sandbox_id: str) -> Endpoint | None:
         """The endpoint if the sandbox runs right now."""

@@ -19,6 +19,7 @@ class State(StrEnum):
     RESUMING = "resuming"
     SNAPSHOTTING = "snapshotting"
     FORKING = "forking"
+    ROLLING_BACK = "rolling_back"
     KILLING = "killing"
     LOST = "lost"
 
@@ -31,6 +32,7 @@ class Operation(StrEnum):
     RESUME = "resume"
     SNAPSHOT = "snapshot"
     FORK = "fork"
+    ROLLBACK = "rollback"
     KILL = "kill"
 
 
@@ -61,6 +63,9 @@ TRANSITIONS: dict[Operation, Transition] = {
             Operation.SNAPSHOT, frozenset({State.RUNNING}), State.SNAPSHOTTING, State.RUNNING, State.RUNNING
         ),
         Transition(Operation.FORK, frozenset({State.RUNNING}), State.FORKING, State.RUNNING, State.RUNNING),
+        Transition(
+            Operation.ROLLBACK, frozenset({State.RUNNING}), State.ROLLING_BACK, State.RUNNING, State.RUNNING
+        ),
         Transition(Operation.KILL, frozenset({State.RUNNING, State.PAUSED}), State.KILLING, None, State.LOST),
     )
 }
@@ -70,7 +75,7 @@ TRANSITIONAL = frozenset(t.via for t in TRANSITIONS.values())
 
 STABLE = frozenset(State) - TRANSITIONAL
 
-LIVE = frozenset({State.RUNNING, State.PAUSING, State.SNAPSHOTTING, State.FORKING})
+LIVE = frozenset({State.RUNNING, State.PAUSING, State.SNAPSHOTTING, State.FORKING, State.ROLLING_BACK})
 """States in which a VM belongs to the sandbox; its death makes the sandbox lost."""
 
 VISIBLE = frozenset(State) - {State.LOST, State.KILLING, State.CREATING}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -50,6 +51,7 @@ class Captures:
         self._database = database
         self._home = home
         self._folder = folder
+        self._kept: list[str] = []
         self.on_removed: Callable[[str], None] = lambda _capture_id: None
         """Called with the id of each capture that is removed, so that what was made from it can go too."""
 
@@ -122,6 +124,15 @@ class Captures:
         row = connection.execute(query, (capture_id,)).fetchone()
         return row is None or row[0] != 0
 
+    @contextmanager
+    def kept(self, capture_id: str) -> Iterator[None]:
+        """Keep a capture during the block, even if nothing refers to it any more."""
+        self._kept.append(capture_id)
+        try:
+            yield
+        finally:
+            self._kept.remove(capture_id)
+
     async def sync(self, capture: Capture) -> None:
         """Make the capture's own layers, their names and the records so far survive a power cut."""
         layers = [layer.path for layer in capture.layers if layer.path.is_relative_to(self._folder)]
@@ -138,7 +149,7 @@ class Captures:
         """Remove captures that nothing refers to, and the layers that no other capture names."""
 
         def transaction(connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
-            unused = [row[0] for row in connection.execute(_UNUSED)]
+            unused = [row[0] for row in connection.execute(_UNUSED) if row[0] not in self._kept]
             candidates: set[str] = set()
             for capture_id in unused:
                 rows = connection.execute(

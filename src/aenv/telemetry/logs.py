@@ -20,6 +20,12 @@ LEFT_BYTES = MOST_BYTES * 3 // 4
 MOST_LINE = 32 << 10
 """Longest line, bytes; a longer one loses its fields."""
 
+HOST = "sandbox"
+"""The logger of what the server did to a sandbox."""
+
+ROLLBACK = "rollback"
+"""The event after which the guest's journal is an earlier one."""
+
 
 @dataclass(frozen=True)
 class LogEntry:
@@ -51,6 +57,18 @@ class Position:
 
     journal: str = ""
     sequence: int = 0
+    since: float = 0.0
+    """Entries of another journal that are older than this have been collected."""
+
+
+def rollback_entry(time: float, snapshot: str) -> LogEntry:
+    """Says that the sandbox was put back to a snapshot at that time.
+
+    Where a log has this entry, the guest's journal starts anew: it is the one of when the snapshot was taken,
+    and what is added to it from now on has numbers that were used before.
+    """
+    fields = {"event": ROLLBACK, "snapshot": snapshot}
+    return LogEntry(time, "info", HOST, f"sandbox put back to snapshot {snapshot}", fields)
 
 
 class LogFile:
@@ -121,6 +139,8 @@ def _position(entries: Iterable[LogEntry], before: Position) -> Position:
     for entry in entries:
         if entry.sequence:
             before = Position(entry.journal, entry.sequence)
+        elif entry.logger == HOST and entry.fields.get("event") == ROLLBACK:
+            before = Position(since=entry.time)
     return before
 
 

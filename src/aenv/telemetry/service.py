@@ -13,10 +13,10 @@ import structlog
 from aenv import unexpected
 from aenv.errors import AenvError
 from aenv.guest.client import EnvdClient
-from aenv.guest.reports import JournalPage, Level
+from aenv.guest.reports import JournalEntry, JournalPage, Level
 from aenv.tasks import TaskSet, finish
 from aenv.telemetry.history import Histories, Sample
-from aenv.telemetry.logs import LogEntry, LogFile, Position
+from aenv.telemetry.logs import HOST, LogEntry, LogFile, Position, rollback_entry
 
 log = structlog.get_logger()
 
@@ -94,8 +94,14 @@ class Telemetry:
         """Log what was done to a sandbox, unless it is gone."""
         if (file := self._files.get(sandbox_id)) is None:
             return
-        entry = LogEntry(time.time(), "info", "sandbox", message, {"event": event, **fields})
+        entry = LogEntry(time.time(), "info", HOST, message, {"event": event, **fields})
         self._tasks.start(self._write(file, [entry]))
+
+    def rolled_back(self, sandbox_id: str, began: float, snapshot: str) -> None:
+        """Log that a sandbox was put back at time `began`: its guest's journal is an earlier one again."""
+        if (file := self._files.get(sandbox_id)) is not None:
+            entry = rollback_entry(began, snapshot)
+            self._tasks.start(self._write(file, [entry]))
 
     async def collect(self, sandbox_id: str) -> None:
         """Collect the log of a guest that is about to stop, if that doesn't hold it up."""
@@ -177,13 +183,15 @@ class Telemetry:
         if file is None:
             return
         async with file.lock:
+            position = await finish(asyncio.to_thread(file.position))
             for _ in range(MOST_PAGES):
-                position = await finish(asyncio.to_thread(file.position))
                 page = await guest.logs(position.journal, position.sequence, timeout=GUEST_SECONDS)
-                entries = _news(page, position)
+                news = _news(page, position)
+                entries = _entries(page, news, position)
                 await finish(asyncio.to_thread(file.append, entries))  # a thread can't be cancelled
-                if not (page.more and entries):
+                if not (page.more and news):
                     return
+                position = Position(page.journal, news[-1].sequence, position.since)
 
     async def _write(self, file: LogFile, entries: Sequence[LogEntry]) -> None:
         try:
@@ -196,15 +204,17 @@ class Telemetry:
         return LogFile(self._folder / f"{sandbox_id}.jsonl")
 
 
-def _news(page: JournalPage, known: Position) -> list[LogEntry]:
-    """The entries of a page, and before them a word about those that the guest dropped uncollected."""
+def _news(page: JournalPage, known: Position) -> list[JournalEntry]:
+    """What of a page is beyond the known position."""
     same = page.journal == known.journal
-    entries = [
-        LogEntry.of_journal(entry, page.journal)
-        for entry in page.entries
-        if not same or entry.sequence > known.sequence
-    ]
-    if same and entries and (missed := entries[0].sequence - known.sequence - 1):
+    return [entry for entry in page.entries if not same or entry.sequence > known.sequence]
+
+
+def _entries(page: JournalPage, news: Sequence[JournalEntry], known: Position) -> list[LogEntry]:
+    """Log entries for news, and before them a word about those that the guest dropped uncollected."""
+    entries = [LogEntry.of_journal(entry, page.journal) for entry in news if entry.time >= known.since]
+    missed = news[0].sequence - known.sequence - 1 if news and page.journal == known.journal else 0
+    if missed and entries:
         level: Level = "warn"
         message = f"{missed} entries are missing: there were more than the guest keeps"
         entries.insert(0, LogEntry(entries[0].time, level, "envd", message, {"event": "missing"}))

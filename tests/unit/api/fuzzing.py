@@ -110,6 +110,8 @@ class _Acquaintance:
         self._target = target
         self._random = random.Random(seed)  # noqa: S311 -- to be had again
         self._known = {"sandbox_id": ["i0"], "name": ["base"], "alias": ["base"]}
+        self._own: tuple[str, str] | None = None
+        """A sandbox that nobody else knows, and a snapshot of it."""
 
     def install(self, schema: BaseSchema) -> None:
         """Hook into every request. Schemathesis marks the functions, so methods won't do."""
@@ -133,6 +135,9 @@ class _Acquaintance:
             for name in ("templateID", "target", "name"):
                 if isinstance(text := case.body.get(name), str) and 0 < len(text) <= 256:
                     case.body[name] = "base"
+            if isinstance(text := case.body.get("snapshotID"), str) and 0 < len(text) <= 256:
+                self._own = self._own or self._snapshotted()
+                case.path_parameters["sandbox_id"], case.body["snapshotID"] = self._own
 
     def remember(self, response: Any) -> None:
         """Remember what was made."""
@@ -143,10 +148,19 @@ class _Acquaintance:
             while len(self._known["sandbox_id"]) > MOST_SANDBOXES:
                 self._delete(self._known["sandbox_id"].pop(0))
 
+    def _snapshotted(self) -> tuple[str, str]:
+        made = self._call("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 3600}).json()
+        sandbox_id = str(made["sandboxID"])
+        snapshot = self._call("POST", f"/sandboxes/{sandbox_id}/snapshots", {}).json()
+        return sandbox_id, str(snapshot["snapshotID"])
+
     def _delete(self, sandbox_id: str) -> None:
-        url, headers = f"{self._target.url}/sandboxes/{sandbox_id}", {"X-API-KEY": self._target.key}
-        answer = requests.delete(url, headers=headers, timeout=60)
+        answer = self._call("DELETE", f"/sandboxes/{sandbox_id}", None)
         assert answer.status_code in {204, 404}, answer.text
+
+    def _call(self, method: str, path: str, body: Any) -> requests.Response:
+        headers = {"X-API-KEY": self._target.key}
+        return requests.request(method, self._target.url + path, json=body, headers=headers, timeout=60)
 
 
 def _failures(event: Any) -> list[str]:

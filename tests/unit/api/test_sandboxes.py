@@ -262,6 +262,20 @@ async def test_fork(server: Server) -> None:
     assert len((await server.request("POST", f"/sandboxes/{sandbox_id}/fork")).body) == 1
 
 
+async def test_rollback(server: Server) -> None:
+    path = f"/sandboxes/{await server.create()}"
+    before = (await server.request("GET", path)).body
+    snapshot = (await server.request("POST", path + "/snapshots", {"name": "ready"})).body["snapshotID"]
+    for name in (snapshot, "ready", "default/ready:default"):
+        assert (await server.request("POST", path + "/rollback", {"snapshotID": name})).status == 204
+    assert (await server.request("GET", path)).body == before
+    assert is_error(await server.request("POST", path + "/rollback", {}), 400, "snapshotID")
+    assert is_error(await server.request("POST", path + "/rollback", {"snapshotID": "base"}), 400, "base")
+    assert is_error(await server.request("POST", path + "/rollback", {"snapshotID": "nix"}), 404, "nix")
+    await server.request("POST", path + "/pause")
+    assert is_error(await server.request("POST", path + "/rollback", {"snapshotID": "ready"}), 409, "resume")
+
+
 @pytest.mark.parametrize("count", [0, -1, 4])
 async def test_fork_names_its_limit(server: Server, count: int) -> None:
     sandbox_id = await server.create()
@@ -305,6 +319,7 @@ async def test_kill_works_running_and_paused_and_once(server: Server) -> None:
         ("POST", "/refreshes", None),
         ("POST", "/fork", None),
         ("POST", "/snapshots", None),
+        ("POST", "/rollback", {"snapshotID": "x"}),
         ("PUT", "/network", {}),
     ],
 )

@@ -61,6 +61,7 @@ class ControlPlane:
                 web.post("/sandboxes/{id}/pause", self._pause),
                 web.post("/sandboxes/{id}/fork", self._fork),
                 web.post("/sandboxes/{id}/snapshots", self._snapshot),
+                web.post("/sandboxes/{id}/rollback", self._done),
                 web.post("/sandboxes/{id}/timeout", self._done),
                 web.post("/sandboxes/{id}/refreshes", self._done),
             ]

@@ -40,6 +40,11 @@ from tests.unit.cli.support import KEY, Cli, ControlPlane
             "s1:default",
             ("POST /sandboxes/i1/snapshots", {"name": "ready"}),
         ),
+        (
+            ["rollback", "i1", "ready:v1"],
+            "Put i1 back to ready:v1",
+            ("POST /sandboxes/i1/rollback", {"snapshotID": "ready:v1"}),
+        ),
         (["snapshot", "rm", "a/b:c"], "Deleted snapshot a/b:c", ("DELETE /templates/a%2Fb%3Ac", None)),
         (["snapshot", "ls", "--sandbox-id", "i1"], "[]", ("GET /snapshots?sandboxID=i1", None)),
         (["template", "ls"], "[]", ("GET /v2/templates", None)),

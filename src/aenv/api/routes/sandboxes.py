@@ -21,6 +21,7 @@ from aenv.api.models import (
     PauseSandbox,
     RefreshSandbox,
     ResumeSandbox,
+    RollbackSandbox,
     SandboxDetail,
     SetTimeout,
     SnapshotInfo,
@@ -190,6 +191,12 @@ def changing_router(sandboxes: Sandboxes, settings: Settings) -> APIRouter:
     ) -> SnapshotInfo:
         memory = body.memory is not False
         return SnapshotInfo.of(await sandboxes.snapshot(sandbox_id, body.name, memory=memory))
+
+    @router.post("/sandboxes/{sandbox_id}/rollback", status_code=204)
+    async def rollback(
+        sandbox_id: SandboxId, body: Annotated[RollbackSandbox, Depends(json_body(RollbackSandbox))]
+    ) -> None:
+        await sandboxes.roll_back(sandbox_id, body.snapshot_id)
 
     @router.put("/sandboxes/{sandbox_id}/network", status_code=204)
     async def network(
