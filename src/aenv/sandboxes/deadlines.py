@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from aenv.errors import AenvError, SandboxNotFound, SandboxNotRunning, StorageFailure
+from aenv.errors import AenvError, SandboxNotFound, SandboxNotRunning, ShuttingDown, StorageFailure
 from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.models import Sandbox
@@ -19,6 +19,9 @@ log = structlog.get_logger()
 
 TICK_SECONDS = 0.5
 """How late a deadline may be noticed."""
+
+AT_ONCE = 8
+"""Sandboxes handled at their deadlines at a time. Others wait, and may still be kept alive meanwhile."""
 
 RETRY_SECONDS = 10.0
 """When to try again what failed at a deadline."""
@@ -32,6 +35,7 @@ class Deadlines:
         self._expire = expire
         self._not_before: dict[str, float] = {}
         """Sandboxes being handled (infinity) or that failed (when to try again)."""
+        self._handling = asyncio.Semaphore(AT_ONCE)
 
     async def set(self, sandbox_id: str, timeout: float) -> None:
         """Set the deadline to `timeout` seconds from now; may shorten. Raises SandboxNotRunning if paused."""
@@ -73,7 +77,7 @@ class Deadlines:
         return changed
 
     async def run(self) -> None:
-        """Watch until cancelled; all that expire together are handled side by side."""
+        """Watch until cancelled; those that expire together are handled side by side, `AT_ONCE` of them."""
         while True:
             now = time.time()
             try:
@@ -95,7 +99,10 @@ class Deadlines:
 
     async def _handle(self, sandbox_id: str) -> None:
         try:
-            await self._expire(sandbox_id)
+            async with self._handling:
+                await self._expire(sandbox_id)
+        except ShuttingDown:
+            log.debug("the server stops before a deadline was kept", sandbox=sandbox_id)
         except AenvError as error:
             log.error("a deadline couldn't be kept", sandbox=sandbox_id, error=str(error))
         finally:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from aenv.errors import AenvError, SandboxNotFound, SandboxNotRunning
+from aenv.node import Node
+from aenv.sandboxes import store
+from aenv.sandboxes.deadlines import AT_ONCE
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.states import State
-from tests.unit.sandboxes.conftest import Rig, eventually
+from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
 
 
 async def _state(rig: Rig, sandbox_id: str) -> State | None:
@@ -129,6 +134,46 @@ async def test_many_deadlines_at_once_are_kept(rig: Rig) -> None:
         return all([await _state(rig, sandbox.id) is State.PAUSED for sandbox in created])
 
     await eventually(all_paused)
+
+
+async def test_many_deadlines_at_once_delay_nobody_else(tmp_path: Path) -> None:
+    """They are handled side by side, a bounded number at a time; other requests don't wait for them."""
+    settings = fake_settings(tmp_path, hot_vms=0, bare_vms=0, metrics_interval=0)
+    node = Node(settings)
+    await node.start()
+    rig = Rig(node, settings)
+    sandboxes, core = rig.node.sandboxes, rig.node.sandboxes._core
+    crowd = [await rig.create() for _ in range(100)]
+    other = await rig.create()
+
+    async def counts(state: State) -> int:
+        return (await sandboxes.census()).sandboxes[state]
+
+    async def as_many_as_may_be() -> bool:
+        return await counts(State.PAUSING) == AT_ONCE
+
+    async def all_but_one_paused() -> bool:
+        return await counts(State.PAUSED) == len(crowd) - 1
+
+    def let_expire(connection: sqlite3.Connection) -> None:
+        for sandbox in crowd:
+            store.change(connection, sandbox.id, {State.RUNNING}, end_at=time.time())
+
+    with rig.runtime.hold("capture"):
+        await core.database.run(let_expire)
+        await eventually(as_many_as_may_be, 30)
+        # All that are being paused are stuck, and yet:
+        await rig.put(other.id, "value", 1)
+        await sandboxes.refresh(other.id, 600)
+        await sandboxes.kill((await rig.create()).id)
+        rows = [await sandboxes.get(each.id) for each in crowd]
+        waiting = next(row for row in rows if row.state is State.RUNNING)
+        await sandboxes.set_timeout(waiting.id, 600)
+        assert await counts(State.PAUSING) == AT_ONCE
+    await eventually(all_but_one_paused, 60)
+    assert await _state(rig, waiting.id) is State.RUNNING
+    assert await _state(rig, other.id) is State.RUNNING
+    await node.stop()
 
 
 async def test_deadlines_move_as_documented(rig: Rig) -> None:
