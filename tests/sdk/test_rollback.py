@@ -35,7 +35,7 @@ def test_a_sandbox_goes_back_and_forth(client: Client, server: Server) -> None:
     sandbox.files.write("keeper.py", VARIABLES)
     sandbox.files.write("file", "first")
     sandbox.commands.run("python3 keeper.py", background=True, timeout=0)
-    sandbox.commands.run(f"until bash -c '{ASK}' >/dev/null 2>&1; do sleep 0.1; done", timeout=60)
+    sandbox.commands.run(f"until bash -c '{ASK}' >/dev/null 2>&1; do sleep 0.1; done", timeout=200)
     pid, kept = _ask(sandbox)
     first = sandbox.create_snapshot().snapshot_id
     sandbox.files.write("file", "second")

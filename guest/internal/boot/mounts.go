@@ -106,8 +106,8 @@ func mountRuntime() error {
 			return err
 		}
 	}
-	if err := guestos.CreateUserCgroup(); err != nil {
-		return fmt.Errorf("make the cgroup of user processes: %w", err)
+	if err := guestos.CreateCgroups(); err != nil {
+		return fmt.Errorf("make the cgroups of user processes and hooks: %w", err)
 	}
 	for target, name := range map[string]string{
 		"/proc/self/fd": "/dev/fd", "/proc/self/fd/0": "/dev/stdin", "/proc/self/fd/1": "/dev/stdout", "/proc/self/fd/2": "/dev/stderr",

@@ -24,7 +24,7 @@ var ErrNoCgroup = errors.New("no cgroup for user processes: freezing is not avai
 // freezeDeadline bounds how long Freeze waits for the kernel. A process in uninterruptible sleep can delay it.
 const freezeDeadline = time.Second
 
-// userGroup is the cgroup of the user's processes. Its files stay open: a freeze is then two system calls.
+// userGroup is a cgroup of processes that aren't envd's own. Its files stay open: a freeze is then two system calls.
 type userGroup struct {
 	folder string
 	mu     sync.Mutex
@@ -33,27 +33,42 @@ type userGroup struct {
 	events *os.File // cgroup.events
 }
 
-var user = userGroup{folder: filepath.Join(CgroupRoot, "user")}
+var (
+	user  = userGroup{folder: filepath.Join(CgroupRoot, "user")}
+	hooks = userGroup{folder: filepath.Join(CgroupRoot, "hooks")}
+)
 
-// CreateUserCgroup makes the cgroup of the user's processes; boot calls it once cgroup v2 is mounted.
-func CreateUserCgroup() error {
-	if err := os.Mkdir(user.folder, 0o755); err != nil && !os.IsExist(err) {
+// CreateCgroups makes the cgroups of the user's processes and of hooks; boot calls it once cgroup v2 is mounted.
+func CreateCgroups() error {
+	return errors.Join(user.create(), hooks.create())
+}
+
+func (g *userGroup) create() error {
+	if err := os.Mkdir(g.folder, 0o755); err != nil && !os.IsExist(err) {
 		return err
 	}
-	user.mu.Lock()
-	defer user.mu.Unlock()
-	return user.open()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.open()
 }
 
 // UserCgroupFD returns a descriptor of the user cgroup's folder for SysProcAttr.CgroupFD. It stays owned by this package; ok is
 // false where there is none.
-func UserCgroupFD() (fd int, ok bool) {
-	user.mu.Lock()
-	defer user.mu.Unlock()
-	if user.open() != nil {
+func UserCgroupFD() (fd int, ok bool) { return user.descriptor() }
+
+// HooksCgroupFD is the same for the cgroup of hooks, which run while the user's processes stand still.
+func HooksCgroupFD() (fd int, ok bool) { return hooks.descriptor() }
+
+// EndHooks kills what is left in the cgroup of hooks.
+func EndHooks() error { return hooks.end(0) }
+
+func (g *userGroup) descriptor() (fd int, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.open() != nil {
 		return -1, false
 	}
-	return int(user.dir.Fd()), true
+	return int(g.dir.Fd()), true
 }
 
 // Freeze stops every user process and returns once the kernel says that all stand still. It fails, with everything running

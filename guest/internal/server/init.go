@@ -222,6 +222,9 @@ func (s *Server) thaw(restored bool) error {
 		}
 		s.synced = false
 	}
+	if restored {
+		s.guest.RunHooks(s.session.Env(), s.journal)
+	}
 	if err := s.guest.Thaw(); err != nil {
 		return errors.Join(errors.New("thaw user processes"), err)
 	}

@@ -14,6 +14,7 @@ import (
 	"aenv/envd/internal/files"
 	"aenv/envd/internal/filesystem"
 	"aenv/envd/internal/guestos"
+	"aenv/envd/internal/hooks"
 	"aenv/envd/internal/journal"
 	"aenv/envd/internal/metrics"
 	"aenv/envd/internal/process"
@@ -44,12 +45,13 @@ type Guest struct {
 	Thaw        func() error
 	FreezeDisk  func() error
 	ThawDisk    func() error
+	RunHooks    func(env map[string]string, j *journal.Journal)
 }
 
 // RealGuest acts on the kernel envd runs on.
 func RealGuest() Guest {
 	return Guest{guestos.SetClock, guestos.AddEntropy, guestos.SetHostname, guestos.Freeze, guestos.Thaw, guestos.FreezeDisk,
-		guestos.ThawDisk}
+		guestos.ThawDisk, hooks.Run}
 }
 
 // Server holds the state behind the routes.

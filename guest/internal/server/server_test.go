@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"aenv/envd/internal/journal"
 	"aenv/envd/internal/version"
 )
 
@@ -41,6 +42,7 @@ func (k *kernel) guest() Guest {
 		Thaw:        func() error { return k.record("thaw") },
 		FreezeDisk:  func() error { return k.record("freeze disk") },
 		ThawDisk:    func() error { return k.record("thaw disk") },
+		RunHooks:    func(env map[string]string, _ *journal.Journal) { _ = k.record("hooks for " + env["E2B_SANDBOX_ID"]) },
 	}
 }
 
@@ -151,9 +153,9 @@ func TestInitAfterACaptureKeepsTheOrder(t *testing.T) {
 	f.expect(204, "POST", "/init", `{"accessToken":"old"}`)
 	f.expect(204, "POST", "/freeze", "", "X-Access-Token", "old")
 	f.expect(204, "POST", "/freeze", "", "X-Access-Token", "old")
-	f.expect(204, "POST", "/init", `{"timestamp":"2050-01-02T03:04:05.000000006Z","hostname":"i1","accessToken":"new",
+	f.expect(204, "POST", "/init", `{"timestamp":"2050-01-02T03:04:05.000000006Z","sandboxId":"i1","hostname":"i1","accessToken":"new",
 		"entropy":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}`)
-	if want := []string{"freeze", "clock", "entropy", "hostname i1", "thaw"}; !slices.Equal(f.kernel.calls, want) {
+	if want := []string{"freeze", "clock", "entropy", "hostname i1", "hooks for i1", "thaw"}; !slices.Equal(f.kernel.calls, want) {
 		t.Fatal(f.kernel.calls)
 	}
 	if !f.kernel.clock.Equal(time.Date(2050, 1, 2, 3, 4, 5, 6, time.UTC)) {

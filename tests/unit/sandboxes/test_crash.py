@@ -49,6 +49,11 @@ async def _check_nothing_leaks(rig: Rig) -> None:
     assert all(any(folder.iterdir()) for folder in rig.settings.captures_dir.iterdir())
 
 
+async def _go_back(rig: Rig, running: str, _paused: str) -> None:
+    snapshot = await rig.node.sandboxes.snapshot(running)
+    await rig.node.sandboxes.roll_back(running, snapshot.snapshot_id)
+
+
 OPERATIONS: dict[str, Callable[[Rig, str, str], Awaitable[object]]] = {
     "create": lambda rig, _running, _paused: rig.create(),
     "pause": lambda rig, running, _paused: rig.node.sandboxes.pause(running),
@@ -56,6 +61,7 @@ OPERATIONS: dict[str, Callable[[Rig, str, str], Awaitable[object]]] = {
     "resume": lambda rig, _running, paused: rig.node.sandboxes.connect(paused, 60),
     "snapshot": lambda rig, running, _paused: rig.node.sandboxes.snapshot(running, "again"),
     "fork": lambda rig, running, _paused: rig.node.sandboxes.fork(running, 1),
+    "rollback": _go_back,
     "kill": lambda rig, running, _paused: rig.node.sandboxes.kill(running),
     "kill a paused one": lambda rig, _running, paused: rig.node.sandboxes.kill(paused),
 }
