@@ -222,7 +222,11 @@ class FakeRuntime:
         self.fail_if_ordered("boot")
         disk = {} if isinstance(spec.disk, Path) else (await _contents(spec.disk))["disk"]
         instance = await self.start(place, spec.resources, {}, disk)
-        await instance.thaw()
+        try:
+            await instance.thaw()
+        except AenvError:
+            await instance.stop()
+            raise
         return instance
 
     async def spawn(self, capture: Capture, place: Place, *, background: bool = False) -> BareVmm:

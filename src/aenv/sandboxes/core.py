@@ -166,6 +166,8 @@ class Core:
         def transaction(connection: sqlite3.Connection) -> None:
             if failed is None:
                 store.delete(connection, sandbox_id)
+            elif failed is State.LOST:
+                store.lose(connection, sandbox_id, {transition.via}, f"{operation} failed half-way")
             else:
                 store.change(connection, sandbox_id, {transition.via}, state=failed)
 

@@ -45,6 +45,9 @@ async def test_a_kill_that_fails_ends_with_a_lost_sandbox(rig: Rig, monkeypatch:
             await rig.node.sandboxes.kill(sandbox.id)
     assert await _in_state(rig, State.KILLING) == []
     assert await _in_state(rig, State.LOST) == [sandbox.id]
+    row = await rig.node.captures._database.run(lambda c: store.get(c, sandbox.id))
+    assert row is not None
+    assert row.reason == "kill failed half-way"
     await rig.node.sandboxes._core.machines.destroy(machine)
 
 
