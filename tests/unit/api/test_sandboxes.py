@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from aenv.errors import RuntimeFailure
+from aenv.runtimes.base import Capture, Instance
+from aenv.runtimes.fake import FakeBareVmm
 from tests.unit.api.support import Server, is_error
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -260,6 +263,29 @@ async def test_fork(server: Server) -> None:
     assert len(ids) == 3
     assert sandbox_id not in ids
     assert len((await server.request("POST", f"/sandboxes/{sandbox_id}/fork")).body) == 1
+
+
+async def test_fork_answers_for_each_child(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that can't be started keeps no other from living."""
+    sandbox_id = await server.create()
+    load, loads = FakeBareVmm.load, 0
+
+    async def fail_once(vmm: FakeBareVmm, capture: Capture) -> Instance:
+        nonlocal loads
+        loads += 1
+        if loads == 1:
+            raise RuntimeFailure("no memory")
+        return await load(vmm, capture)
+
+    monkeypatch.setattr(FakeBareVmm, "load", fail_once)
+    answer = await server.request("POST", f"/sandboxes/{sandbox_id}/fork", {"count": 3})
+    assert answer.status == 201
+    (failed,) = [result["error"] for result in answer.body if result.get("error")]
+    assert (failed["code"], failed["message"]) == (500, "no memory")
+    living = [result["sandbox"]["sandboxID"] for result in answer.body if result.get("sandbox")]
+    assert len(living) == 2
+    for child in living:
+        assert (await server.request("GET", f"/sandboxes/{child}")).body["state"] == "running"
 
 
 async def test_rollback(server: Server) -> None:
