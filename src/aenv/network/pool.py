@@ -26,7 +26,7 @@ MAX_SLOTS: Final = 4000
 """Most slots of one pool. Interfaces and rules were sized for this many."""
 _RETRY_DELAY: Final = 1.0
 """Seconds between attempts to make slots ahead while the host refuses."""
-_ADDRESS_ATTEMPTS: Final = 3
+_ADDRESS_ATTEMPTS: Final = 20
 """Attempts at one slot when other servers take addresses at the same time."""
 
 
