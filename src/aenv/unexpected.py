@@ -18,7 +18,7 @@ ERRORS = Counter(
 )
 """Counts for the life of the process. Anything above zero is a bug of this program."""
 
-PLACES = ("api", "proxy", "sandboxes", "pools", "guests", "tasks", "loop")
+PLACES = ("api", "proxy", "sandboxes", "pools", "room", "compaction", "guests", "tasks", "loop")
 """Values of the label `where`."""
 
 for place in PLACES:

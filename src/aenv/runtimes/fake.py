@@ -8,6 +8,7 @@ operations held.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import shutil
@@ -61,10 +62,17 @@ class FakeInstance:
         self.guest.run(running=False)
 
     def check(self, operation: str) -> None:
-        """Raise RuntimeFailure if it has ended, or what was ordered for `operation`."""
+        """Raise RuntimeFailure if it has ended, or what was ordered for `operation`; stall if that was."""
         if self.ended.done():
             raise RuntimeFailure(f"the VM has ended: {self.ended.result()}")
+        self.stall_if_ordered(operation)
         self._runtime.fail_if_ordered(operation)
+
+    def stall_if_ordered(self, operation: str) -> None:
+        """Stand still from now on if that was ordered for `operation`."""
+        if operation in self._runtime.stalls:
+            self._runtime.stalls.remove(operation)
+            self.stall()
 
     async def freeze(self) -> None:
         """Hold the guest."""
@@ -172,6 +180,8 @@ class FakeRuntime:
         """What each VM holds."""
         self.background: set[str] = set()
         """The names of instance folders of what is in the background."""
+        self.stalls: list[str] = []
+        """Operations, as in `order_failure`, and sync: in the next of each the guest finds the disk full."""
         self._failures: dict[str, list[AenvError]] = defaultdict(list)
         self._held: dict[str, asyncio.Event] = {}
 
@@ -213,6 +223,7 @@ class FakeRuntime:
             await finish(guest.close())
             raise
         instance = FakeInstance(self, place, resources, guest)
+        guest.on_sync = functools.partial(instance.stall_if_ordered, "sync")
         self.instances[place.folder.name] = instance
         return instance
 

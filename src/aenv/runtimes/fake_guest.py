@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,6 +42,8 @@ class FakeGuest:
         self._journal: list[dict[str, Any]] = memory.setdefault("journal", [])
         self.metrics: dict[str, Any] = dict(METRICS)
         """What `/metrics` answers."""
+        self.on_sync: Callable[[], None] = lambda: None
+        """Called before anything is written to the disk."""
         self.identity: dict[str, Any] = {}
         self.responsive = asyncio.Event()
         self.responsive.set()
@@ -110,6 +113,8 @@ class FakeGuest:
     async def _sync(self, _request: web.Request) -> web.Response:
         await self._turn()
         self.memory["frozen"] = True
+        self.on_sync()
+        await self._turn()
         self.disk.update(self._unwritten)
         self._unwritten.clear()
         return web.Response(status=204)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -145,33 +146,23 @@ class Core:
 
         If that can't be recorded, as on a full disk, it is tried again until it can.
         """
-        try:
-            await self._unclaim(sandbox_id, operation)
-        except StorageFailure as error:
-            log.error("a failure can't be recorded", sandbox=sandbox_id, error=str(error))
-            self.tasks.start(self._unclaim_later(sandbox_id, operation))
+        await self._now_or_later(sandbox_id, functools.partial(_unclaim, sandbox_id, operation))
 
-    async def _unclaim_later(self, sandbox_id: str, operation: Operation) -> None:
+    async def _now_or_later(self, sandbox_id: str, record: Callable[[sqlite3.Connection], None]) -> None:
+        """Record what became of a sandbox whose lock is held, if not now then as soon as the database can."""
+        try:
+            await self.database.run(record)
+        except StorageFailure as error:
+            log.error("what became of a sandbox can't be recorded", sandbox=sandbox_id, error=str(error))
+            self.tasks.start(self._later(sandbox_id, record))
+
+    async def _later(self, sandbox_id: str, record: Callable[[sqlite3.Connection], None]) -> None:
         while not self.closing:
             await asyncio.sleep(RETRY_SECONDS)
             async with self.locks.hold(sandbox_id):
                 with contextlib.suppress(StorageFailure):
-                    await self._unclaim(sandbox_id, operation)
+                    await self.database.run(record)
                     return
-
-    async def _unclaim(self, sandbox_id: str, operation: Operation) -> None:
-        transition = TRANSITIONS[operation]
-        failed = transition.failed
-
-        def transaction(connection: sqlite3.Connection) -> None:
-            if failed is None:
-                store.delete(connection, sandbox_id)
-            elif failed is State.LOST:
-                store.lose(connection, sandbox_id, {transition.via}, f"{operation} failed half-way")
-            else:
-                store.change(connection, sandbox_id, {transition.via}, state=failed)
-
-        await self.database.run(transaction)
 
     async def publish(
         self, sandbox: Sandbox, machine: Machine, operation: Operation, timeout: float, **changes: Any
@@ -228,13 +219,16 @@ class Core:
         await self.tidy()
 
     async def end_lost(self, sandbox_id: str, machine: Machine | None, reason: str) -> None:
-        """Mark a sandbox whose VM is gone or can't go on as lost, and end what is left of the VM."""
+        """Mark a sandbox whose VM is gone or can't go on as lost, and end what is left of the VM.
+
+        Its lock is held. What can't be recorded now is recorded later, as in `unclaim`.
+        """
         log.error("sandbox lost", sandbox=sandbox_id, reason=reason)
         self.live.remove(sandbox_id)
         await self.telemetry.leave(sandbox_id)
         self.telemetry.forget(sandbox_id)
         try:
-            await self.database.run(lambda c: store.lose(c, sandbox_id, LIVE, reason))
+            await self._now_or_later(sandbox_id, lambda c: store.lose(c, sandbox_id, LIVE, reason))
         finally:
             if machine is not None:
                 await self.machines.destroy(machine)
@@ -276,3 +270,14 @@ class Core:
             await self.captures.collect()
         except (AenvError, OSError) as error:
             log.error("captures can't be removed", error=repr(error))
+
+
+def _unclaim(sandbox_id: str, operation: Operation, connection: sqlite3.Connection) -> None:
+    transition = TRANSITIONS[operation]
+    failed = transition.failed
+    if failed is None:
+        store.delete(connection, sandbox_id)
+    elif failed is State.LOST:
+        store.lose(connection, sandbox_id, {transition.via}, f"{operation} failed half-way")
+    else:
+        store.change(connection, sandbox_id, {transition.via}, state=failed)

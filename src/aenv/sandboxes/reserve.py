@@ -31,13 +31,24 @@ class Reserve:
         await asyncio.to_thread(self._make)
 
     async def release(self) -> None:
-        """Give the room to whoever writes next. Idempotent."""
+        """Give the room to whoever writes next. Idempotent; never raises."""
         if await asyncio.to_thread(self._release):
             log.warning("the disk is full: the reserve is given up", bytes=self._size)
 
     def is_short(self) -> bool:
-        """Whether so little is free that a pause may need the reserve. Blocking. Raises OSError."""
-        return free_bytes(self._path.parent) < self._size // _SHORT
+        """Whether so little is free that a pause may need the reserve, or nobody can tell. Blocking."""
+        return self._free() < self._size // _SHORT
+
+    def has_room(self, need: int) -> bool:
+        """Whether so many bytes can be written, and as much as the reserve be left. Blocking."""
+        return self._free() >= need + self._size
+
+    def _free(self) -> int:
+        try:
+            return free_bytes(self._path.parent)
+        except OSError as error:
+            log.error("the disk can't be asked how much is free", error=str(error))
+            return -1
 
     def _make(self) -> None:
         try:
@@ -64,5 +75,8 @@ class Reserve:
         try:
             self._path.unlink()
         except FileNotFoundError:
+            return False
+        except OSError as error:
+            log.error("the reserve can't be given up", error=str(error))
             return False
         return True

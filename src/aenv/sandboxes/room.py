@@ -15,6 +15,7 @@ import structlog
 from aenv import unexpected
 from aenv.errors import AenvError, NoSpace
 from aenv.full import free_bytes
+from aenv.sandboxes import capturing
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.machines import Machine
 from aenv.sandboxes.reserve import Reserve
@@ -43,6 +44,7 @@ class Room:
         self._pause = pause
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._making = asyncio.Lock()
+        self._pausing = asyncio.Lock()
         core.on_admitted = self.watch
 
     async def run(self) -> None:
@@ -65,15 +67,27 @@ class Room:
         watcher.add_done_callback(lambda _done: self._watchers.pop(machine.id, None))
 
     async def make(self, *, for_pause: bool) -> None:
-        """Give up what is only a cache; for a pause the reserve, too."""
+        """Give up what is only a cache; for a pause the reserve, too.
+
+        It is done to the end even if the caller is cancelled, as a watcher is whose VM ends meanwhile.
+        """
+        await asyncio.shield(self._core.tasks.start(self._make(for_pause=for_pause)))
+
+    async def _make(self, *, for_pause: bool) -> None:
         core = self._core
         async with self._making:
-            core.starter.hot.forget_all()
-            for machine in core.starter.stopped.take_all():
-                await core.machines.destroy(machine)
-            await core.tidy()
-            if for_pause:
+            if for_pause:  # first: what comes next may have to write
                 await self._reserve.release()
+            core.starter.hot.forget_all()
+            core.starter.bare.forget_all()
+            for machine in core.starter.stopped.take_all():
+                try:
+                    await core.machines.destroy(machine)
+                except (AenvError, OSError) as error:
+                    log.error("a stopped VM can't be ended", machine=machine.id, error=str(error))
+                except Exception as error:  # noqa: BLE001 (nobody else has the others)
+                    unexpected.note("room", "a stopped VM can't be ended", error, machine=machine.id)
+            await core.tidy()
 
     async def make_if_short(self) -> None:
         """Before a pause: make room if there may be too little."""
@@ -107,16 +121,26 @@ class Room:
     async def _go_on_or_pause(self, sandbox_id: str, machine: Machine) -> None:
         core = self._core
         async with core.locks.hold(sandbox_id):
-            if core.live.machine(sandbox_id) is not machine or not machine.instance.no_space.is_set():
+            if core.live.machine(sandbox_id) is not machine:
                 return
-            await machine.instance.thaw()
-            if not await _stops_again(machine):
-                log.warning("a sandbox that couldn't write goes on", sandbox=sandbox_id)
-                core.live.reopen(sandbox_id)
-                core.telemetry.record(sandbox_id, "disk_free", "there is room again: the sandbox goes on")
-                return
-            await self._reserve.release()
-            await self._pause(sandbox_id)
+            if machine.instance.no_space.is_set():  # else an operation has let it try again, with success
+                await machine.instance.thaw()
+                if await _stops_again(machine):
+                    async with self._pausing:  # one at a time gets all of the reserve
+                        await self._reserve.release()
+                        await self._pause(sandbox_id)
+                    return
+            await self._go_on(sandbox_id, machine)
+
+    async def _go_on(self, sandbox_id: str, machine: Machine) -> None:
+        """Let a sandbox whose VM runs go on as a whole; its lock is held."""
+        core = self._core
+        await capturing.release(machine)  # a capture that came to nothing may have stopped users' processes
+        if machine.instance.no_space.is_set() or not core.live.waits_for_room(sandbox_id):
+            return
+        log.warning("a sandbox that couldn't write goes on", sandbox=sandbox_id)
+        core.live.reopen(sandbox_id)
+        core.telemetry.record(sandbox_id, "disk_free", "there is room again: the sandbox goes on")
 
 
 async def _stops_again(machine: Machine) -> bool:

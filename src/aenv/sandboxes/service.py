@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 import structlog
 
@@ -32,6 +33,8 @@ from aenv.sandboxes.room import PAUSED_BECAUSE, Room, cannot_write
 from aenv.sandboxes.states import Operation, State
 from aenv.tasks import finish
 from aenv.templates import names
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -172,17 +175,25 @@ class SandboxService:
     async def _end(self, sandbox_id: str) -> None:
         """End a sandbox, holding its lock."""
         core = self._core
-        await core.claim(sandbox_id, Operation.KILL)
+        await self._with_room(lambda: core.claim(sandbox_id, Operation.KILL))
         machine = core.live.remove(sandbox_id) or core.starter.stopped.remove(sandbox_id)
         try:
             await core.telemetry.leave(sandbox_id)
             if machine is not None:
                 await core.machines.destroy(machine)
-            await core.database.run(lambda c: store.delete(c, sandbox_id))
+            await self._with_room(lambda: core.database.run(lambda c: store.delete(c, sandbox_id)))
             core.telemetry.forget(sandbox_id)
         except BaseException:
             await finish(core.unclaim(sandbox_id, Operation.KILL))
             raise
+
+    async def _with_room(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do what must be possible on a full disk, as it makes room: if need be with all that can be had."""
+        try:
+            return await work()
+        except NoSpace:
+            await self.room.make(for_pause=True)
+            return await work()
 
     async def _expire(self, sandbox_id: str) -> None:
         """What happens at a deadline, unless it was moved or something else came first."""
@@ -227,6 +238,8 @@ class SandboxService:
 
     async def endpoint(self, sandbox_id: str) -> Endpoint:
         """Where to send traffic; see `Sandboxes.endpoint`."""
+        if self._core.live.waits_for_room(sandbox_id):
+            raise cannot_write(sandbox_id)  # at once: it may be in the middle of a long pause
         async with self._core.locks.hold(sandbox_id):
             sandbox = await self._core.get(sandbox_id)
             found = self._core.live.endpoint(sandbox_id)

@@ -136,8 +136,17 @@ class QemuInstance:
 
     async def _thaw(self) -> None:
         if self._frozen or self.no_space.is_set():
-            self.no_space.clear()
-            await to_the_end(self._run("cont", frozen=False))
+            await to_the_end(self._cont())
+
+    async def _cont(self) -> None:
+        stalled = self.no_space.is_set()
+        self.no_space.clear()  # before, as the event may come before the answer does
+        try:
+            await self._run("cont", frozen=False)
+        except RuntimeFailure:
+            if stalled:
+                self.no_space.set()
+            raise
 
     async def _run(self, command: str, *, frozen: bool) -> None:
         await self._process.execute(command)
