@@ -5,6 +5,8 @@ Run with E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY set; exits with 0 if every
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 
@@ -204,3 +206,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # All has been proved. The HTTP library of the older SDK (pyqwest 0.10) has threads that now and then crash
+    # an interpreter while it shuts down ("PyGILState_Release: thread state must be current"), so it doesn't.
+    sys.stdout.flush()
+    os._exit(0)
