@@ -206,7 +206,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # All has been proved. The HTTP library of the older SDK (pyqwest 0.10) has threads that now and then crash
-    # an interpreter while it shuts down ("PyGILState_Release: thread state must be current"), so it doesn't.
+    # All has been proved. Threads of the older SDK's HTTP library (pyqwest 0.10) now and then crash an
+    # interpreter that shuts down ("PyGILState_Release: thread state must be current"), so it doesn't.
     sys.stdout.flush()
     os._exit(0)
