@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator
 
 import pytest
@@ -81,3 +83,26 @@ async def test_captures_on_a_disk_that_cannot_be_written(lab: Lab, prepared: Pre
     again = await lab.restore(await lab.capture(instance))
     await again.thaw()
     assert await lab.ask(again, "GET", "/file/one") == b"1" * 100_000
+
+
+@pytest.mark.parametrize("thaw", [False, True])
+async def test_captures_that_find_no_room_leave_the_disk_as_it_is(
+    lab: Lab, prepared: Prepared, thaw: bool
+) -> None:
+    instance = await lab.restore(prepared.captures[1])
+    await instance.thaw()
+    content = os.urandom(1_000_000)
+    for number in range(16):
+        await lab.ask(instance, "PUT", f"/file/{number}", bytes([number]) + content)
+    with small_disk(lab.folder / "small", 8) as folder:
+        for attempt in range(3):
+            await instance.freeze()
+            into = folder / str(attempt)
+            into.mkdir()
+            with pytest.raises(NoSpace, match="make room"):
+                await instance.capture(into, thaw=thaw)
+            assert (into / "memory-delta").exists(), "there was room for all but the memory"
+            shutil.rmtree(into)
+    assert instance._disk.sealed == ()
+    await instance.thaw()
+    assert await lab.ask(instance, "GET", "/file/15") == bytes([15]) + content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,18 +75,26 @@ class InstanceDisk:
         disk = cls(folder, size, DiskLayers(base, tuple(overlays)))
         disk._top, *sealed = own
         disk._sealed = sealed[::-1]
-        for path in await asyncio.to_thread(lambda: list(folder.iterdir())):
-            if match := _OVERLAY.fullmatch(path.name):
-                disk._made = max(disk._made, int(match[1]))
-                if all(path != overlay.path for overlay in own):
-                    await disk._drop(process, path)
+        matches = map(_OVERLAY.fullmatch, await asyncio.to_thread(os.listdir, folder))
+        numbers = sorted((int(match[1]) for match in matches if match), reverse=True)
+        disk._made = max(numbers, default=0)
+        known = {overlay.path for overlay in own}
+        await disk._drop(process, [path for path in map(disk._path, numbers) if path not in known])
         return disk
 
-    async def _drop(self, process: VmProcess, path: Path) -> None:
-        """Give up an overlay that was made ahead of a seal that did not come. Raises OSError."""
-        with contextlib.suppress(RuntimeFailure):  # it wasn't opened yet
-            await process.execute("blockdev-del", {"node-name": path.stem})
-        await asyncio.to_thread(path.unlink, missing_ok=True)
+    async def _drop(self, process: VmProcess, paths: list[Path]) -> None:
+        """Give up overlays that the disk doesn't stand on, or not any more. Raises RuntimeFailure, OSError.
+
+        Some may stand on others, nearly always on older ones. One that can't be closed is left.
+        """
+        left: list[Path] = []
+        while paths != left:
+            left, paths = paths, []
+            for path in left:
+                if await _forget(process, path.stem):
+                    await asyncio.to_thread(path.unlink, missing_ok=True)
+                else:
+                    paths.append(path)
 
     def create(self) -> dict[str, object]:
         """Make the first overlay and return the node of the whole chain. Blocking; raises OSError."""
@@ -156,13 +164,11 @@ class InstanceDisk:
         try:
             node = {**sealed_overlay(overlay.path, below), "node-name": overlay.node}
             await process.execute("blockdev-add", node)
-            try:
-                await process.execute("blockdev-reopen", {"options": [self._over(above, overlay.node)]})
-            except BaseException:
-                await _forget(process, overlay.node)
-                raise
+            await process.execute("blockdev-reopen", {"options": [self._over(above, overlay.node)]})
         except BaseException:
-            overlay.path.unlink(missing_ok=True)
+            # What QEMU didn't answer in time it may have done all the same: then the file is in use.
+            if await _forget(process, overlay.node):
+                overlay.path.unlink(missing_ok=True)
             raise
         self.inherited = kept_inherited
         self._sealed = [*kept, overlay, *above]
@@ -197,13 +203,32 @@ class InstanceDisk:
 
     def _new_name(self) -> Overlay:
         self._made += 1
-        name = f"disk-{self._made}"
-        return Overlay(name, self._folder / f"{name}.qcow2")
+        path = self._path(self._made)
+        return Overlay(path.stem, path)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"disk-{number}.qcow2"
 
 
-async def _forget(process: VmProcess, node: str) -> None:
-    """Close a node that nothing stands on. One that can't be closed costs a descriptor."""
+async def _forget(process: VmProcess, node: str) -> bool:
+    """Close a node that nothing stands on; whether it isn't open any more, or never was.
+
+    One that can't be closed costs a descriptor.
+    """
     try:
         await process.execute("blockdev-del", {"node-name": node})
     except RuntimeFailure as error:
+        if not await _is_open(process, node):
+            return True
         log.warning("a disk overlay can't be closed", node=node, error=str(error))
+        return False
+    return True
+
+
+async def _is_open(process: VmProcess, node: str) -> bool:
+    """Whether QEMU has a node of this name; True if it doesn't say so."""
+    try:
+        nodes: Any = await process.execute("query-named-block-nodes", {"flat": True})
+    except RuntimeFailure:
+        return True
+    return any(each["node-name"] == node for each in nodes)

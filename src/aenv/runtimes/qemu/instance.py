@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from aenv.errors import RuntimeFailure
-from aenv.full import write_failure
+from aenv.full import free_bytes, write_failure
 from aenv.host import MemoryUse
 from aenv.memory.flatten import copy_base
 from aenv.memory.live import MemoryCopy, save_memory
@@ -156,7 +156,7 @@ class QemuInstance:
         loop = asyncio.get_running_loop()
         copy = None
         if memory:
-            copying = loop.run_in_executor(self._workers, self._save_memory, folder)
+            copying = loop.run_in_executor(self._workers, self._save_memory, folder, thaw)
             copy, _ = await together(copying, self._save_devices(folder / "device-state"))
         await self._disk.seal(self._process)
         overlays = self._disk.sealed
@@ -166,12 +166,22 @@ class QemuInstance:
         layers = self._whole(folder, disk).layers() if memory else disk.layers()
         return Capture(self._identity, self.resources, layers, memory)
 
-    def _save_memory(self, folder: Path) -> MemoryCopy | None:
+    def _save_memory(self, folder: Path, thaw: bool) -> MemoryCopy | None:
+        """Write the memory, in a thread, or copy what can be written while the guest runs again.
+
+        What may find no room is written now: were the disk sealed before that fails, each attempt would
+        leave one more overlay.
+        """
         if self._booted:
             copy_base(self._memory, folder / "memory-base")
             return None
         copy = save_memory(self.pid, self._memory, self.resources.memory_mib << 20, folder / "memory-delta")
-        return copy if isinstance(copy, MemoryCopy) else None
+        if not isinstance(copy, MemoryCopy):
+            return None
+        if thaw and free_bytes(folder) > copy.pages.nbytes:
+            return copy
+        copy.save(folder / "memory-delta")
+        return None
 
     def _finish(self, folder: Path, copy: MemoryCopy | None, overlays: tuple[Path, ...]) -> DiskLayers:
         """Write what is left to write, in a thread."""
