@@ -203,6 +203,12 @@ class Runtime(Protocol):
         Raises `RuntimeFailure` if the capture's identity isn't this runtime's, or if it has no memory.
         """
 
+    def held(self, capture: Capture) -> Path | None:
+        """The layer that bare VMMs with the capture's key keep open, if any: it takes room until they end.
+
+        Raises `RuntimeFailure` for a capture without memory.
+        """
+
     async def find(self, folder: Path) -> Place:
         """Where the VM of an earlier server that was loaded or booted in `folder` lives.
 

@@ -171,6 +171,8 @@ class FakeRuntime:
         self.disk_is_full = False
         """Every guest that is thawed finds the disk full, as do captures that have no room."""
         self.room_for_captures = True
+        self.holds_memory = False
+        """Whether bare VMMs keep the memory open of the capture they were made for last."""
         self.wasteful = WASTEFUL
         """What is said of every capture that wasn't compacted."""
         self.compacting = asyncio.Event()
@@ -255,6 +257,10 @@ class FakeRuntime:
         if not capture.memory:
             raise RuntimeFailure("the capture holds a disk only: it can be booted, not restored")
         return f"{capture.resources.cpu_count}/{capture.resources.memory_mib}"
+
+    def held(self, capture: Capture) -> Path | None:
+        """The memory, if `holds_memory` says so."""
+        return capture.layers[0].path if self.holds_memory else None
 
     async def find(self, folder: Path) -> Place:
         """Where an instance is that was put into `instances` before this runtime was used."""

@@ -17,6 +17,7 @@ from aenv.errors import AenvError
 from aenv.runtimes.base import Capture, Runtime
 from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
+from aenv.sandboxes.machines import Machine
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.reserve import Reserve
 from aenv.sandboxes.states import State
@@ -66,15 +67,29 @@ class Compaction:
     async def _compact(self, sandbox_id: str) -> None:
         core = self._core
         sandbox = await core.database.run(lambda c: store.get(c, sandbox_id))
-        if sandbox is None or await asyncio.to_thread(self._reserve.is_short):
-            return  # both the old and the new files need room for a while
         machine = core.live.machine(sandbox_id) or core.starter.stopped.get(sandbox_id)
-        if machine is not None and await machine.instance.compact():
-            log.info("the disk of a VM was compacted", sandbox=sandbox_id)
+        if sandbox is None or (machine is None and sandbox.state is not State.PAUSED):
+            return
+        capture = await core.captures.get(sandbox.capture_id)
+        if not await asyncio.to_thread(self._fits, capture):
+            return
+        if machine is not None:
+            await self._tighten(sandbox_id, machine)
         if sandbox.state is State.PAUSED:
-            capture = await core.captures.get(sandbox.capture_id)
-            if await self._runtime.is_wasteful(capture, kept=machine is not None):
+            kept = core.starter.stopped.get(sandbox_id) is not None
+            if await self._runtime.is_wasteful(capture, kept=kept):
                 await self._replace(sandbox, capture)
+
+    def _fits(self, capture: Capture) -> bool:
+        """Whether there is room for all of a capture beside it: old and new files need it for a while."""
+        return self._reserve.has_room(self._core.captures.taken(capture))
+
+    async def _tighten(self, sandbox_id: str, machine: Machine) -> None:
+        try:
+            if await machine.instance.compact():
+                log.info("the disk of a VM was compacted", sandbox=sandbox_id)
+        except (AenvError, OSError) as error:  # it may have been given up meanwhile
+            log.warning("the disk of a VM can't be compacted", sandbox=sandbox_id, error=str(error))
 
     async def _replace(self, sandbox: Sandbox, capture: Capture) -> None:
         """Make a tighter capture and let the sandbox be paused to it, if it still is to the same."""

@@ -73,6 +73,10 @@ class Machines:
         """Which bare VMMs can load this capture."""
         return self._runtime.key(capture)
 
+    def held(self, capture: Capture) -> Path | None:
+        """The layer of the capture that bare VMMs with its key keep open, if they do."""
+        return self._runtime.held(capture)
+
     async def _place(self) -> Place:
         slot = await self._network.acquire()
         folder = self._workspace / ids.new_instance_id()

@@ -132,6 +132,11 @@ async def _insist(core: Core, sandbox: Sandbox, machine: Machine) -> None:
                 return
             if await _tell(sandbox, machine, FREEZE_TIMEOUT):
                 return
+    log.error(
+        "processes may stand still: the agent isn't asked any more; pause it, then resume it without memory",
+        sandbox=sandbox.id,
+        attempts=ATTEMPTS,
+    )
 
 
 async def _tell(sandbox: Sandbox, machine: Machine, seconds: float) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import nullcontext
+from pathlib import Path
 
 import structlog
 
@@ -93,6 +94,7 @@ class Starter:
         self.hot.may_make = functools.partial(self.spares.may_make, "hot")
         self.bare.may_make = functools.partial(self.spares.may_make, "bare")
         captures.on_removed = self.hot.forget
+        captures.on_freed = self._forget_holders
 
     @property
     def waiting(self) -> int:
@@ -185,6 +187,14 @@ class Starter:
         key = self._machines.key(capture)
         self._examples[key] = capture
         return key
+
+    def _forget_holders(self, layers: Collection[Path]) -> None:
+        """Give up bare VMMs that keep open what is removed: nothing can be loaded into them any more."""
+        gone = set(layers)
+        for key, example in list(self._examples.items()):
+            if self._machines.held(example) in gone:
+                del self._examples[key]
+                self.bare.forget(key)
 
     async def _make_hot(self, capture_id: str) -> Machine:
         """A hot VM, with a VMM of its own: the bare ones are for clients."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,6 +54,8 @@ class Captures:
         self._kept: list[str] = []
         self.on_removed: Callable[[str], None] = lambda _capture_id: None
         """Called with the id of each capture that is removed, so that what was made from it can go too."""
+        self.on_freed: Callable[[Collection[Path]], None] = lambda _layers: None
+        """Called with layers that are about to be removed, so that what keeps them open can go too."""
 
     def new(self) -> tuple[str, Path]:
         """An id for a new capture and its empty folder, to be filled, then recorded or discarded.
@@ -133,6 +135,14 @@ class Captures:
         finally:
             self._kept.remove(capture_id)
 
+    def taken(self, capture: Capture) -> int:
+        """Bytes that the layers in this folder take on the disk, those of other captures too. Blocking.
+
+        Raises OSError.
+        """
+        layers = [layer.path for layer in capture.layers if layer.path.is_relative_to(self._folder)]
+        return sum(path.stat().st_blocks * 512 for path in layers)
+
     async def sync(self, capture: Capture) -> None:
         """Make the capture's own layers, their names and the records so far survive a power cut."""
         layers = [layer.path for layer in capture.layers if layer.path.is_relative_to(self._folder)]
@@ -167,7 +177,9 @@ class Captures:
         if paths:
             # Else a power cut could bring back the records of layers that are gone.
             await self._database.flush()
-            await asyncio.to_thread(self._remove, [self._home / path for path in paths])
+            layers = [self._home / path for path in paths]
+            self.on_freed(layers)
+            await asyncio.to_thread(self._remove, layers)
 
     def _remove(self, paths: list[Path]) -> None:
         for path in paths:

@@ -12,7 +12,8 @@ import pytest
 from aenv.errors import RuntimeFailure
 from aenv.node import Node
 from aenv.runtimes import fake
-from aenv.sandboxes import activity
+from aenv.sandboxes import activity, reserve
+from aenv.sandboxes.reserve import Reserve
 from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
 
 
@@ -179,3 +180,50 @@ async def test_a_running_vm_is_asked_to_compact_after_each_capture(rig: Rig) -> 
     await eventually(failed)
     await rig.put(sandbox.id, "value", 1)
     assert await rig.read(sandbox.id, "value") == 1
+
+
+async def test_nothing_is_compacted_unless_old_and_new_fit_beside_the_reserve(
+    wasteful: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await wasteful.create(), await wasteful.create()
+    reserved = wasteful.settings.reserve_mib << 20
+    answers: list[bool] = []
+    fits = Reserve.has_room
+
+    def has_room(kept: Reserve, need: int) -> bool:
+        answers.append(fits(kept, need))
+        return answers[-1]
+
+    async def looked_at() -> bool:
+        return answers == [False]
+
+    monkeypatch.setattr(Reserve, "has_room", has_room)
+    with monkeypatch.context() as full:
+        full.setattr(reserve, "free_bytes", lambda _folder: reserved + 4096)  # each of two layers has a block
+        await wasteful.node.sandboxes.pause(first.id)
+        await eventually(looked_at, 20)
+    await wasteful.node.sandboxes.pause(second.id)
+    await eventually(lambda: _compacted(wasteful, second.id))
+    assert not await _compacted(wasteful, first.id)
+
+
+async def test_a_paused_sandbox_is_compacted_though_its_vm_is_given_up_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = fake_settings(tmp_path / "home", stopped_vms=1, hot_vms=0, bare_vms=0)
+    rig = Rig(node := Node(settings), settings)
+    await node.start()
+    sandbox = await rig.create()
+    rig.runtime.wasteful = True
+
+    async def given_up() -> bool:
+        ending = node.starter.stopped.give_up()
+        assert ending is not None
+        await ending
+        raise RuntimeFailure("the VM has ended")
+
+    monkeypatch.setattr(await rig.instance(sandbox.id), "compact", given_up)
+    await node.sandboxes.pause(sandbox.id)
+    await eventually(lambda: _compacted(rig, sandbox.id), 20)
+    await node.stop()
+    assert not rig.runtime.instances

@@ -194,3 +194,28 @@ async def test_a_node_without_memory_refuses_to_start_and_keeps_what_is_paused(
         await asyncio.gather(rig.create(), node.sandboxes.resume(sandbox.id, 60))
     finally:
         await node.stop()
+
+
+async def test_bare_vmms_that_hold_a_base_which_is_gone_are_given_up(tmp_path: Path) -> None:
+    settings = fake_settings(tmp_path / "home", hot_vms=0, stopped_vms=0, bare_vms=2)
+    rig = Rig(node := Node(settings), settings)
+    await node.start()
+    rig.runtime.holds_memory = True
+    bare = node.starter.bare
+    sandbox = await rig.create()
+    await node.sandboxes.pause(sandbox.id)
+    await node.sandboxes.connect(sandbox.id, 60)  # from a memory of its own
+
+    async def filled() -> bool:
+        return bare.count() == 2
+
+    async def empty() -> bool:
+        return bare.count() == bare.wanted() == len(node.starter._examples) == 0
+
+    await eventually(filled, 20)
+    await node.sandboxes.kill(sandbox.id)
+    await eventually(empty, 20)
+    await node.sandboxes.kill((await rig.create()).id)
+    await eventually(filled, 20)  # the base of the template is there yet
+    await node.stop()
+    assert not rig.network.in_use

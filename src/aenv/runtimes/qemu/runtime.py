@@ -161,6 +161,10 @@ class QemuRuntime:
         base = QemuLayers.of(capture).memory_base
         return f"{base}?memory={size.memory_mib}&cpus={size.cpu_count}&disk={size.disk_mib}"
 
+    def held(self, capture: Capture) -> Path:
+        """The memory base."""
+        return QemuLayers.of(capture).memory_base
+
     async def find(self, folder: Path) -> Place:
         """The place of the VM of an earlier server; see `aenv.runtimes.base.Runtime.find`."""
         return await asyncio.to_thread(adoption.find, folder)
