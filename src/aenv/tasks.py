@@ -28,7 +28,7 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _note_outcome(task: asyncio.Task[Any]) -> None:
+def _note_outcome(task: asyncio.Future[Any]) -> None:
     """Log a failure that perhaps no caller is left to hear of; one that nobody foresaw, in full."""
     if task.cancelled() or (error := task.exception()) is None:
         return
@@ -113,11 +113,17 @@ class KeyedLocks:
                 self._locks[key] = (lock, users - 1)
 
 
-async def cancel(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has ended. A failure it ended with before is raised."""
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        if (current := asyncio.current_task()) is not None and current.cancelling():
-            raise
+async def cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait until all have ended, even if the caller is cancelled or one of them failed.
+
+    The first failure that one ended with is raised then, others are logged.
+    """
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await finish(asyncio.wait(tasks))
+    failed = [task for task in tasks if not task.cancelled() and task.exception() is not None]
+    for task in failed[1:]:
+        _note_outcome(task)
+    if failed:
+        failed[0].result()

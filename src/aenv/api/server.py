@@ -157,9 +157,11 @@ async def serve(
                 following = asyncio.create_task(certificates.follow())
             await _listen(server, listener, stop, ready)
         finally:
-            if following is not None:
-                await cancel(following)
-            await node.stop()
+            try:
+                if following is not None:
+                    await cancel(following)
+            finally:
+                await node.stop()
 
 
 async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

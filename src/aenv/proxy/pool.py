@@ -115,10 +115,13 @@ class Pool:
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
-        for traffic in list(self._traffic.values()):
-            await cancel(traffic.watcher)
-            _break_off(traffic)
-        self._traffic.clear()
+        every = list(self._traffic.values())
+        try:
+            await cancel(*(traffic.watcher for traffic in every))
+        finally:
+            for traffic in every:
+                _break_off(traffic)
+            self._traffic.clear()
 
     async def _watch(self, endpoint: Endpoint) -> None:
         await endpoint.gone.wait()

@@ -178,9 +178,8 @@ async def unless_full(machine: Machine, asked: Coroutine[Any, Any, None]) -> Non
             raise NoSpace("the VM stands still because the host's disk is full: make room, then try again")
         answer.result()
     finally:
-        await cancel(full)
         with contextlib.suppress(AenvError):
-            await cancel(answer)
+            await cancel(answer, full)
 
 
 async def _answers(machine: Machine) -> None:

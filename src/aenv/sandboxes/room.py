@@ -54,8 +54,7 @@ class Room:
                 await self._reserve.make()
                 await asyncio.sleep(RETRY_SECONDS)
         finally:
-            for watcher in list(self._watchers.values()):
-                await cancel(watcher)
+            await cancel(*self._watchers.values())
 
     def watch(self, sandbox_id: str, machine: Machine) -> None:
         """Look after a machine for as long as it lives."""
