@@ -77,6 +77,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._bound_time()
 
     def _feed(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:  # in a loop, as each of many requests may have to be read again
+                left = self._parse(left)
+        except httptools.HttpParserError:
+            self.send_400_response("not a proper HTTP/1.1 request")
+
+    def _parse(self, data: memoryview) -> memoryview:
+        """Parse to the end, or to the end of a head that makes an offer; return what is left."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -85,9 +94,9 @@ class BoundedHttp(HttpToolsProtocol):
             elif self.parser.get_method() == b"CONNECT":
                 self.refuse(400, "this is no proxy for CONNECT")
             else:
-                self._decline_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self.send_400_response("not a proper HTTP/1.1 request")
+                self._decline_upgrade()
+                return data[upgrade.args[0] :]
+        return data[:0]
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over; if the handshake can't be read, say so, which uvicorn doesn't."""
@@ -96,8 +105,8 @@ class BoundedHttp(HttpToolsProtocol):
         if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
             self.refuse(400, "not a proper WebSocket handshake")
 
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """Read the request again without its offer; `rest` is what came after its head."""
+    def _decline_upgrade(self) -> None:
+        """Read the head of the request again, in a new parser and without its offer."""
         version = self.parser.get_http_version().encode()
         head = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)]
         for name, value in self.headers:
@@ -108,7 +117,7 @@ class BoundedHttp(HttpToolsProtocol):
                 head.append(b"%s: %s\r\n" % (name, value))
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        self._feed(b"".join(head) + b"\r\n" + rest)
+        self.parser.feed_data(b"".join(head) + b"\r\n")
 
     # time
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from aenv import unexpected
 from aenv.api import body, protocol
 from aenv.api import server as server_module
 from tests.unit.api.support import Server, fake_settings, running
@@ -120,6 +121,17 @@ async def test_offers_of_other_protocols_are_declined(tmp_path: Path, offer: str
             assert (status, told["message"]) == (404, "template 'nix' was not found")
         writer.write(head.format(key=server.key).replace("POST", "GET").encode() + content)
         assert (await answer(reader))[0] == 200
+
+
+async def test_offers_in_many_requests_at_once_are_declined(tmp_path: Path) -> None:
+    count = 2000  # more than functions may be nested
+    asked = b"GET /health HTTP/1.1\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"
+    before = unexpected.ERRORS.labels("loop")._value.get()
+    async with running(fake_settings(tmp_path)) as server, connected(server) as (reader, writer):
+        writer.write(asked * count)
+        for _ in range(count):
+            assert (await answer(reader))[0] == 204
+    assert unexpected.ERRORS.labels("loop")._value.get() == before
 
 
 @pytest.mark.parametrize("header", ["X: " + "x" * 9000, "\r\n".join(["X: y"] * 200)], ids=["long", "many"])
