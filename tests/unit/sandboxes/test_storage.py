@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aenv.errors import InvalidRequest, StorageFailure
+from aenv.errors import InvalidRequest, RuntimeFailure, SandboxLost, StorageFailure
 from aenv.sandboxes import deadlines, store
 from aenv.sandboxes.models import CreateSandbox
 from aenv.sandboxes.states import State
@@ -59,6 +59,47 @@ async def test_a_capture_that_is_not_recorded_did_not_happen(
     await rig.node.sandboxes.pause(sandbox.id)
     await rig.node.sandboxes.connect(sandbox.id, 60)
     assert await rig.read(sandbox.id, "value") == 1
+
+
+async def _is_lost(rig: Rig, sandbox_id: str) -> bool:
+    found = await rig.node.captures._database.run(lambda c: store.get(c, sandbox_id))
+    return found is not None and found.state is State.LOST
+
+
+async def test_a_vm_that_dies_unrecorded_is_lost_later(rig: Rig) -> None:
+    sandbox = await rig.create()
+    instance = await rig.instance(sandbox.id)
+    await _writable(rig, yes=False)
+    instance.die("killed")
+
+    async def given_back() -> bool:
+        return rig.node.sandboxes.live_endpoint(sandbox.id) is None and instance not in set(
+            rig.runtime.instances.values()
+        )
+
+    await eventually(given_back, 20)
+    await _writable(rig, yes=True)
+    await eventually(lambda: _is_lost(rig, sandbox.id), 20)
+    with pytest.raises(SandboxLost, match="killed"):
+        await rig.node.sandboxes.kill(sandbox.id)
+
+
+async def test_a_vm_that_dies_unrecorded_during_a_snapshot_is_lost_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await rig.create()
+    instance = await rig.instance(sandbox.id)
+
+    async def dies(*_arguments: Any, **_named: Any) -> Any:
+        await _writable(rig, yes=False)
+        instance.die("killed")
+        raise RuntimeFailure("the VM has ended")
+
+    monkeypatch.setattr(instance, "capture", dies)
+    with pytest.raises(RuntimeFailure):
+        await rig.node.sandboxes.snapshot(sandbox.id)
+    await _writable(rig, yes=True)
+    await eventually(lambda: _is_lost(rig, sandbox.id), 20)
 
 
 async def test_a_resume_that_is_not_recorded_leaves_the_sandbox_paused(
