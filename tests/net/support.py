@@ -21,8 +21,10 @@ T = TypeVar("T")
 TAG: Final = f"{os.getpid() & 0xFFFF:04x}"
 """In the names of all that these tests make, since `/run/netns` is shared by the machine."""
 OTHER_TAG: Final = f"{TAG}0"
-HOST_ADDRESS: Final = "198.18.113.1"
-OUTSIDE_ADDRESS: Final = "198.18.113.2"
+_OUTSIDE: Final = f"198.18.{os.getpid() % 256}"
+"""A network of its own in the range for tests (RFC 2544), so that test runs side by side don't meet."""
+HOST_ADDRESS: Final = f"{_OUTSIDE}.1"
+OUTSIDE_ADDRESS: Final = f"{_OUTSIDE}.2"
 _TUNSETOFFLOAD: Final = 0x400454D0
 _CHECKSUM_AND_TSO4: Final = 0x3
 
