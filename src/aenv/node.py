@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from aenv import host
+from aenv import host, unexpected
 from aenv.database import Database
 from aenv.errors import HostNotReady
 from aenv.guest.client import EnvdClient
@@ -157,11 +157,19 @@ class Node:
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the node stops."""
-        self._stack.push_async_callback(cancel, asyncio.ensure_future(work))
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(_note_early_end)
+        self._stack.push_async_callback(cancel, task)
 
     async def stop(self) -> None:
         """Pause what runs, then give everything back, in the reverse order of the start."""
         await self._stack.aclose()
+
+
+def _note_early_end(task: asyncio.Task[None]) -> None:
+    """Work that is to go on until the node stops has ended: if by a failure, nobody else says so before."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        unexpected.note("tasks", "a part of the server has ended", error)
 
 
 def _limits(settings: Settings, host_bytes: int) -> Limits:

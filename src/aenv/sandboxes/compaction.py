@@ -13,7 +13,7 @@ import sqlite3
 import structlog
 
 from aenv import unexpected
-from aenv.errors import AenvError
+from aenv.errors import AenvError, StorageFailure
 from aenv.runtimes.base import Capture, Runtime
 from aenv.sandboxes import store
 from aenv.sandboxes.core import Core
@@ -24,6 +24,9 @@ from aenv.sandboxes.states import State
 from aenv.tasks import finish
 
 log = structlog.get_logger()
+
+RETRY_SECONDS = 10.0
+"""Rest before the database is asked again which sandboxes are paused."""
 
 
 class Compaction:
@@ -44,9 +47,7 @@ class Compaction:
 
     async def run(self) -> None:
         """Work until cancelled; begins with all that are paused."""
-        paused = await self._core.database.run(lambda c: store.in_states(c, {State.PAUSED}))
-        for sandbox in paused:
-            self.want(sandbox.id)
+        await self._want_paused()
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -55,6 +56,18 @@ class Compaction:
                 sandbox_id = next(iter(self._waiting))
                 del self._waiting[sandbox_id]
                 await self._try(sandbox_id)
+
+    async def _want_paused(self) -> None:
+        while True:
+            try:
+                paused = await self._core.database.run(lambda c: store.in_states(c, {State.PAUSED}))
+            except StorageFailure as error:
+                log.warning("paused sandboxes aren't compacted yet", error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                for sandbox in paused:
+                    self.want(sandbox.id)
+                return
 
     async def _try(self, sandbox_id: str) -> None:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import sqlite3
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ import pytest
 from aenv.errors import RuntimeFailure
 from aenv.node import Node
 from aenv.runtimes import fake
-from aenv.sandboxes import activity, reserve
+from aenv.sandboxes import activity, compaction, reserve, store
+from aenv.sandboxes.compaction import Compaction
+from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.reserve import Reserve
+from aenv.sandboxes.states import State
+from aenv.tasks import cancel
 from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
 
 
@@ -135,6 +140,34 @@ async def test_a_compaction_that_fails_changes_nothing(wasteful: Rig) -> None:
     assert await wasteful.read(sandbox.id, "value") == 1
     await wasteful.node.sandboxes.pause(sandbox.id)
     await eventually(lambda: _compacted(wasteful, sandbox.id))
+
+
+async def test_a_database_that_cannot_be_read_only_delays(
+    wasteful: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wasteful.runtime.wasteful = False
+    sandbox = await wasteful.create()
+    await wasteful.node.sandboxes.pause(sandbox.id)
+    wasteful.runtime.wasteful = True
+    original, tries = store.in_states, 0
+
+    def in_states(connection: sqlite3.Connection, states: Collection[State]) -> list[Sandbox]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise sqlite3.OperationalError("disk I/O error")
+        return original(connection, states)
+
+    monkeypatch.setattr(store, "in_states", in_states)
+    monkeypatch.setattr(compaction, "RETRY_SECONDS", 0.01)
+    another = Compaction(
+        wasteful.node.sandboxes._core, wasteful.runtime, Reserve(wasteful.settings.home / "reserve", 1 << 20)
+    )
+    running = asyncio.ensure_future(another.run())
+    try:
+        await eventually(lambda: _compacted(wasteful, sandbox.id), 20)
+    finally:
+        await cancel(running)
 
 
 async def test_a_stopping_server_waits_for_no_compaction(
