@@ -212,7 +212,8 @@ class Runtime(Protocol):
     async def find(self, folder: Path) -> Place:
         """Where the VM of an earlier server that was loaded or booted in `folder` lives.
 
-        Raises `RuntimeFailure`, saying what became of it, if it doesn't live any more.
+        Raises `RuntimeFailure`, saying what became of it, if it doesn't live any more; `HostNotReady` if
+        the host isn't now as it was for that VM and may be again.
         """
 
     async def adopt(self, place: Place) -> Instance:

@@ -49,7 +49,8 @@ async def settle(database: Database, runtime: Runtime, workspace: Path) -> list[
     """Bring the records of all sandboxes without a living VM into a stable state; return the others.
 
     What ran is lost then, with the reason. A resume under way leaves the sandbox paused, as its capture is
-    intact; what was being made or killed is gone. Raises StorageFailure.
+    intact; what was being made or killed is gone. Raises StorageFailure; HostNotReady, before anything
+    is changed, if the host isn't as it was for a VM.
     """
     found = await database.run(lambda c: store.in_states(c, LIVE))
     survivors, lost = [], {}

@@ -10,12 +10,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from aenv.errors import RuntimeFailure
-from aenv.runtimes.qemu import leftovers
+from aenv.errors import HostNotReady, RuntimeFailure
+from aenv.images.bundle import GuestBundle
+from aenv.network.base import Slot
+from aenv.runtimes.base import Place, Resources, RuntimeIdentity
+from aenv.runtimes.qemu import adoption, leftovers
+from aenv.runtimes.qemu.command import Machine
 from aenv.runtimes.qemu.process import VmProcess
+from aenv.runtimes.qemu.runtime import QemuRuntime
 
 
 @pytest.fixture
@@ -54,6 +60,35 @@ def test_what_only_looks_like_a_stray_is_spared(tmp_path: Path, start: Start) ->
     spared = [start(tmp_path / "elsewhere"), start(workspace), start(workspace / "search", "find")]
     assert leftovers.end_strays(workspace, ()) == 0
     assert [process.poll() for process in spared] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("asked", "ours", "theirs"),
+    [
+        ("auto", "tcg/max/tsc=1", "kvm/host/1"),
+        ("auto", "kvm/host/1", "tcg/max/tsc=1"),
+        ("tcg", "tcg/max/tsc=1", "kvm/host/1"),
+        ("kvm", "kvm/host/1", "tcg/max/tsc=1"),
+    ],
+)
+async def test_a_vm_of_another_accelerator_is_given_up_only_if_that_was_asked_for(
+    tmp_path: Path, start: Start, asked: Literal["auto", "kvm", "tcg"], ours: str, theirs: str
+) -> None:
+    process = start(folder := tmp_path / "vm")
+    slot = Slot(1, "namespace", "tap", "192.0.2.1", "02:00:00:00:00:01", "02:00:00:00:00:02")
+    place = Place(slot, folder)
+    adoption.describe(place, RuntimeIdentity("qemu", "7.2", theirs, "kernel"), Resources(1, 512, 1024))
+    bundle = GuestBundle(tmp_path, tmp_path, "6.1", "kernel")
+    machine = Machine("qemu-system-x86_64", ours[:3], "host", 32, None, None, bundle)
+    identity = RuntimeIdentity("qemu", "7.2", ours, "kernel")
+    runtime = QemuRuntime(machine, identity, lambda _slot: -1, asked=asked)
+    if asked == "auto":
+        with pytest.raises(HostNotReady, match="left as they are"):
+            await runtime.find(folder)
+    else:
+        assert await runtime.find(folder) == place  # its adoption will end it
+    assert process.poll() is None
+    await runtime.close()
 
 
 def _found(folder: Path, **changes: object) -> int:

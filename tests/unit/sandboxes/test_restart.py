@@ -11,6 +11,7 @@ import pytest
 
 from aenv.errors import HostNotReady, SandboxNotFound, ShuttingDown
 from aenv.node import Node
+from aenv.runtimes.fake import FakeRuntime
 from aenv.sandboxes import recovery
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.states import State
@@ -89,6 +90,32 @@ async def test_every_state_a_crash_can_leave_is_settled(
         await rig.node.sandboxes.connect(sandbox.id, 60)
         assert await rig.read(sandbox.id, "value") == 1
     await rig.node.stop()
+
+
+async def test_a_host_that_is_not_as_before_leaves_everything_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await _started(tmp_path)
+    sandbox = await rig.create()
+    await rig.node.sandboxes.pause(sandbox.id)
+    await rig.node.stop()
+    litter = rig.settings.workspace_dir / "sfolder"
+    litter.mkdir()
+    update = (
+        "UPDATE sandboxes SET record = json_set(record, '$.state', 'running', '$.instance_id', 'sfolder')"
+    )
+    with sqlite3.connect(rig.settings.database) as connection:
+        connection.execute(update)
+    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeRuntime, "find", AsyncMock(side_effect=HostNotReady("under another accelerator")))
+        with pytest.raises(HostNotReady, match="another accelerator"):
+            await Node(rig.settings).start()
+    assert litter.exists()
+    with sqlite3.connect(rig.settings.database) as connection:
+        (state,) = connection.execute("SELECT record ->> '$.state' FROM sandboxes").fetchone()
+    connection.close()
+    assert state == "running"
 
 
 async def test_two_servers_cannot_share_a_home(tmp_path: Path) -> None:

@@ -60,11 +60,15 @@ def described(folder: Path) -> Description:
         raise RuntimeFailure(f"its VM isn't known any more: {folder / DESCRIPTION} can't be read") from error
 
 
-def find(folder: Path) -> Place:
-    """The place of the living VM in `folder`. Blocking. Raises RuntimeFailure with what became of it."""
+def find(folder: Path) -> tuple[Place, RuntimeIdentity]:
+    """The place of the living VM in `folder`, and the identity of its captures.
+
+    Blocking. Raises RuntimeFailure with what became of it.
+    """
     _, pidfd = leftovers.open_process(folder)
     os.close(pidfd)
-    return Place(described(folder).slot, folder)
+    description = described(folder)
+    return Place(description.slot, folder), description.identity
 
 
 async def adopt(

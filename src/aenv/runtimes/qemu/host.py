@@ -11,8 +11,12 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from aenv.errors import HostNotReady
 from aenv.images.bundle import GuestBundle
+
+log = structlog.get_logger()
 
 BINARY: Final = "qemu-system-x86_64"
 _INSTALL: Final = "apt-get install qemu-system-x86"
@@ -60,6 +64,7 @@ async def kvm_works(binary: str, bundle: GuestBundle) -> bool:
         async with asyncio.timeout(_PROBE_TIMEOUT):
             return b"Linux version" in await process.stdout.readuntil(b"Linux version")
     except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        log.warning("KVM is there but runs no guest", device=str(_KVM_DEVICE), seconds=_PROBE_TIMEOUT)
         return False
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -44,9 +44,12 @@ class QemuRuntime:
 
     name = "qemu"
 
-    def __init__(self, machine: Machine, identity: RuntimeIdentity, open_tap: Callable[[Slot], int]) -> None:
+    def __init__(
+        self, machine: Machine, identity: RuntimeIdentity, open_tap: Callable[[Slot], int], *, asked: Accel
+    ) -> None:
         self.identity = identity
         self._machine = machine
+        self._asked = asked
         self._open_tap = open_tap
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="aenv-memory")
         self._workshop = Workshop()
@@ -67,6 +70,7 @@ class QemuRuntime:
         server. Raises HostNotReady.
         """
         binary, version = await find_qemu()
+        asked = accel
         if accel == "auto":
             accel = "kvm" if await kvm_works(binary, bundle) else "tcg"
         elif accel == "kvm" and not await kvm_works(binary, bundle):
@@ -77,7 +81,8 @@ class QemuRuntime:
         model = _CPUS[accel]
         cpu = f"tcg/{model}/tsc={tsc_khz}" if accel == "tcg" else f"kvm/{model}/{host_cpu()}"
         identity = RuntimeIdentity("qemu", version, cpu, bundle.identity)
-        return cls(Machine(binary, accel, model, tb_size_mib, tsc_khz, dns, bundle), identity, open_tap)
+        machine = Machine(binary, accel, model, tb_size_mib, tsc_khz, dns, bundle)
+        return cls(machine, identity, open_tap, asked=asked)
 
     async def boot(self, spec: BootSpec, place: Place) -> QemuInstance:
         """Boot from `spec.disk`; the memory is a file in the instance's folder."""
@@ -166,8 +171,20 @@ class QemuRuntime:
         return QemuLayers.of(capture).memory_base
 
     async def find(self, folder: Path) -> Place:
-        """The place of the VM of an earlier server; see `aenv.runtimes.base.Runtime.find`."""
-        return await asyncio.to_thread(adoption.find, folder)
+        """The place of the VM of an earlier server; see `aenv.runtimes.base.Runtime.find`.
+
+        Raises HostNotReady if it runs under another accelerator and nobody asked for that: on a busy host
+        KVM may seem not to work for once.
+        """
+        place, identity = await asyncio.to_thread(adoption.find, folder)
+        theirs, ours = identity.cpu.split("/")[0], self._machine.accel
+        if theirs != ours and self._asked == "auto":
+            raise HostNotReady(
+                f"a VM of the server before runs under {theirs}, and AENV_ACCEL=auto found {ours} this time; "
+                f"the VMs are left as they are: start again in a moment, or set AENV_ACCEL to {theirs} to go "
+                f"on with them, to {ours} to end them"
+            )
+        return place
 
     async def adopt(self, place: Place) -> QemuInstance:
         """Go on with it. One whose captures this runtime couldn't restore is ended."""
