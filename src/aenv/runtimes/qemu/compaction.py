@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,28 +36,38 @@ MAX_DELTA: Final = 64 << 20
 KEPT_FACTOR: Final = 2
 """How much more is borne while a VMM that goes on from the same state at once would be given up for it."""
 
-_LOWEST: Final = 19  # nice(2)
-
 
 class Stopped(Exception):
     """The work was given up."""
 
 
 class Workshop:
-    """One thread for work that nobody waits for; it yields to everything else on the host."""
+    """One thread for work that nobody waits for; it rests as long as it works.
+
+    Its priority is that of the others: the interpreter's lock, when the host is busy, would be held by a
+    thread that doesn't get to run, and the server would stand still with it.
+    """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "aenv-compaction", initializer=_yield_to_others)
+        self._thread = ThreadPoolExecutor(1, "aenv-compaction")
 
     async def run(self, work: Callable[[GoOn], T]) -> T:
         """Run `work`; if the caller is cancelled, wait until it has stopped."""
         stop = threading.Event()
+        since = 0.0
+
+        def begin() -> T:
+            nonlocal since
+            since = time.monotonic()
+            return work(go_on)
 
         def go_on() -> None:
-            if stop.is_set():
+            nonlocal since
+            if stop.wait(time.monotonic() - since):
                 raise Stopped
+            since = time.monotonic()
 
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work, go_on)
+        future = asyncio.get_running_loop().run_in_executor(self._thread, begin)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -70,10 +80,6 @@ class Workshop:
     async def close(self) -> None:
         """End the thread."""
         await asyncio.to_thread(self._thread.shutdown)
-
-
-def _yield_to_others() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)  # of this thread alone
 
 
 def overlays_to_merge(overlays: Sequence[Path], factor: int = 1) -> int | None:
