@@ -193,6 +193,10 @@ class Pool(Generic[T]):
         try:
             thing = await self._make(key)
         except Exception as error:  # noqa: BLE001 (a pool that can't fill is slow, not broken)
+            if key not in self._by_key and isinstance(error, AenvError | OSError):
+                # It was forgotten meanwhile, as what is made from a snapshot that was deleted.
+                log.debug("pool needn't be filled any more", pool=self.name, error=str(error))
+                return
             if isinstance(error, AenvError | OSError):
                 log.warning("pool can't be filled", pool=self.name, error=str(error))
             else:

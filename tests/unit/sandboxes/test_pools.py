@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import structlog
 
+from aenv.errors import RuntimeFailure
 from aenv.guest.client import EnvdClient
 from aenv.sandboxes import activity, pools
 from aenv.sandboxes.demand import MEMORY_HALF_LIFE, Demand
@@ -145,6 +147,30 @@ async def test_what_died_is_not_handed_out() -> None:
         assert pool.take("a") is alive
 
 
+async def test_what_fails_and_is_not_wanted_any_more_is_no_trouble() -> None:
+    begun, forgotten = asyncio.Event(), asyncio.Event()
+
+    async def fails(key: str) -> Thing:
+        if key == "next":
+            return await make(key)
+        begun.set()
+        await forgotten.wait()
+        raise RuntimeFailure("it isn't recorded")
+
+    pool = Pool(
+        "test", 1, 2, make=fails, dispose=end, ended=lambda it: it.ended, activity=activity.Activity()
+    )
+    with structlog.testing.capture_logs() as entries:
+        async with kept(pool):
+            pool.want("deleted")
+            await begun.wait()
+            pool.forget("deleted")
+            forgotten.set()
+            pool.want("next")
+            await holds(pool, "next", 1)
+    assert {entry["log_level"] for entry in entries} == {"debug"}
+
+
 async def test_a_pool_of_size_zero_keeps_and_counts_nothing() -> None:
     pool = pool_of(0, Clock())
     async with kept(pool):
@@ -168,6 +194,28 @@ async def test_creates_make_the_hot_pool_grow(rig: Rig) -> None:
         await eventually(grown, 30)
     else:
         assert hot.count() == hot.wanted() == 0
+
+
+async def test_a_snapshot_deleted_while_spares_are_made_of_it_is_no_trouble(rig: Rig) -> None:
+    sandbox = await rig.create()
+    snapshot = await rig.node.sandboxes.snapshot(sandbox.id)
+    await rig.node.sandboxes.kill(sandbox.id)
+    await rig.pools_are_filled()
+    hot, before = rig.node.starter.hot, len(rig.network.in_use)
+
+    async def begun() -> bool:
+        return len(rig.network.in_use) > before or not rig.settings.hot_vms
+
+    async def ended() -> bool:
+        return len(rig.network.in_use) == before
+
+    with structlog.testing.capture_logs() as entries:
+        with rig.runtime.hold("spawn"):
+            hot.want(snapshot.build.capture_id)
+            await eventually(begun, 20)
+            await rig.node.templates.delete(snapshot.id)
+        await eventually(ended, 20)
+    assert not [entry for entry in entries if entry["log_level"] in ("warning", "error")]
 
 
 async def test_spares_are_made_in_the_background_and_ready_in_the_foreground(
