@@ -35,7 +35,7 @@ def search(tmp_path: Path, **options: Any) -> None:
 
 @pytest.mark.timeout(300)
 def test_answers_are_as_described(tmp_path: Path) -> None:
-    search(tmp_path, examples=3, seed=2)
+    search(tmp_path, examples=3, seed=3)
 
 
 @pytest.mark.long
