@@ -16,8 +16,8 @@ import aiohttp
 from aenv.cli.api import ApiClient
 from aenv.cli.errors import ApiError
 from aenv.errors import AenvError
+from aenv.guest import ENVD_PORT
 from aenv.guest.client import EnvdClient
-from aenv.sandboxes.models import ENVD_PORT
 from tests.chaos.victim import Victim
 
 PATIENCE = 120.0

@@ -20,7 +20,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from aenv.errors import AenvError
-from aenv.sandboxes.models import ENVD_PORT, ENVD_VERSION, PORT_MARK, PauseMode, Sandbox, Template
+from aenv.guest import ENVD_PORT
+from aenv.sandboxes.models import ENVD_VERSION, PORT_MARK, PauseMode, Sandbox, Template
 from aenv.sandboxes.states import State, public_state
 
 CLIENT_ID = "aenv"

@@ -18,10 +18,10 @@ from typing import Any, cast
 import aiohttp
 
 from aenv.errors import HostNotReady, RuntimeFailure
+from aenv.guest import ENVD_PORT
 from aenv.guest.client import EnvdClient, new_session
 from aenv.guest.events import End, Stdout
 from aenv.ids import new_api_key
-from aenv.sandboxes.models import ENVD_PORT
 
 START_TIMEOUT = 600.0
 """Seconds; the first start on a home folder builds the root file system."""

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aenv.cli.api import ApiClient
-from aenv.cli.config import ENVD_PORT
 from aenv.cli.errors import ApiError, say
 from aenv.errors import AenvError
+from aenv.guest import ENVD_PORT
 from aenv.guest.client import EnvdClient
 
 KEEPALIVE = 60.0

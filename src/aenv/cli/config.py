@@ -11,10 +11,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from aenv.cli.errors import CommandError
+from aenv.guest import ENVD_PORT
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_HOME = "/var/lib/aenv"
-ENVD_PORT = 49983
 _LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 

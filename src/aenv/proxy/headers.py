@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from starlette.types import Scope
 
+from aenv.guest import ENVD_PORT
 from aenv.proxy.tokens import TRAFFIC_TOKEN_HEADER
-from aenv.sandboxes.models import ENVD_PORT, PORT_MARK, Endpoint
+from aenv.sandboxes.models import PORT_MARK, Endpoint
 
 Header = tuple[bytes, bytes]
 

@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from aenv.sandboxes.models import ENVD_PORT
+from aenv.guest import ENVD_PORT
 
 TRAFFIC_TOKEN_HEADER = b"e2b-traffic-access-token"
 

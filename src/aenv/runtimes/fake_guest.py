@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-PORT = 49983
+from aenv.guest import ENVD_PORT
 
 PAGE = 100
 """Entries of the journal in one answer."""
@@ -66,7 +66,7 @@ class FakeGuest:
     async def start(self, address: str) -> None:
         """Listen; answers come once `run` was called."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, address, PORT).start()
+        await web.TCPSite(self._runner, address, ENVD_PORT).start()
 
     async def close(self) -> None:
         """Stop listening and cut connections."""

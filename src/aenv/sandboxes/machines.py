@@ -15,11 +15,12 @@ import structlog
 from aenv import ids
 from aenv.errors import AenvError, NoSpace, RuntimeFailure, StorageFailure
 from aenv.full import write_failure
+from aenv.guest import ENVD_PORT
 from aenv.guest.client import EnvdClient, InitRequest
 from aenv.host import MemoryUse
 from aenv.network.base import NetworkPool
 from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Place, Runtime
-from aenv.sandboxes.models import ENVD_PORT, Sandbox
+from aenv.sandboxes.models import Sandbox
 from aenv.tasks import cancel, finish
 
 log = structlog.get_logger()

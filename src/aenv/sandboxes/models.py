@@ -15,9 +15,6 @@ from aenv.host import MemoryUse
 from aenv.runtimes.base import Resources
 from aenv.sandboxes.states import State
 
-ENVD_PORT = 49983
-"""Port of the guest agent, fixed by the E2B contract."""
-
 ENVD_VERSION = "0.6.13"
 """The agent's interface version that SDKs see; gates features in them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 from aenv.guest.reports import Metrics
 
@@ -15,36 +15,20 @@ KEPT_SECONDS = 3600.0
 MOST_SAMPLES = 3600
 """Most samples of one sandbox, however often they are taken."""
 
-_PACKED = struct.Struct("<dIdQQQQQ")
+_PACKED = struct.Struct("<IdQQQQQd")
 """A sample as bytes: thousands of sandboxes have hundreds of them each."""
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What a sandbox used at one time (seconds since the epoch, by this server's clock). Sizes in bytes."""
+class Sample(Metrics):
+    """What a sandbox used at one time (seconds since the epoch, by this server's clock)."""
 
     time: float
-    cpu_count: int
-    cpu_used_pct: float
-    mem_total: int
-    mem_used: int
-    mem_cache: int
-    disk_total: int
-    disk_used: int
 
     @classmethod
     def of(cls, metrics: Metrics, time: float) -> Sample:
-        """What a guest reported at `time`; what its own clock says doesn't matter."""
-        return cls(
-            time,
-            metrics.cpu_count,
-            metrics.cpu_used_pct,
-            metrics.mem_total,
-            metrics.mem_used,
-            metrics.mem_cache,
-            metrics.disk_total,
-            metrics.disk_used,
-        )
+        """What a guest reported at `time`."""
+        return cls(**asdict(metrics), time=time)
 
 
 class Histories:
@@ -78,7 +62,7 @@ class Histories:
     def prune(self, now: float) -> None:
         """Forget samples that are too old."""
         for sandbox_id, kept in list(self._samples.items()):
-            while kept and _PACKED.unpack(kept[0])[0] < now - KEPT_SECONDS:
+            while kept and _PACKED.unpack(kept[0])[-1] < now - KEPT_SECONDS:
                 kept.popleft()
             if not kept:
                 del self._samples[sandbox_id]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aenv.sandboxes.models import ENVD_PORT
+from aenv.guest import ENVD_PORT
 from tests.unit.api.support import Server, is_error
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

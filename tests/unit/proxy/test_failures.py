@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 
 from aenv.errors import Conflict, Overloaded
+from aenv.guest import ENVD_PORT
 from aenv.proxy.connection import MAX_HEAD
-from aenv.sandboxes.models import ENVD_PORT, Endpoint
+from aenv.sandboxes.models import Endpoint
 from tests.unit.proxy.support import ID, OTHER, Proxy, headers, raw_client, read_head, upstream
 
 

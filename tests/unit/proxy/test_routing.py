@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aenv.guest import ENVD_PORT
 from aenv.proxy.routing import BadRoute, Route, find_route
 from aenv.proxy.tokens import INTERNAL_ROUTES, is_internal, may_pass
-from aenv.sandboxes.models import ENVD_PORT
 from tests.unit.proxy.support import ID, OTHER
 
 E2B = {"e2b-sandbox-id": ID, "e2b-sandbox-port": "49983"}

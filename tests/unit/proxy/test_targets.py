@@ -15,8 +15,9 @@ from aiohttp import web
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
+from aenv.guest import ENVD_PORT
 from aenv.proxy.headers import masked_host
-from aenv.sandboxes.models import ENVD_PORT, Endpoint
+from aenv.sandboxes.models import Endpoint
 from aenv.tls.authority import ensure
 from tests.unit.proxy.support import ID, Proxy, eventually, headers, read_head, upstream
 

@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from aenv.guest import ENVD_PORT
 from aenv.network.fake import FakeSlotPool
 from aenv.node import Node
 from aenv.runtimes.fake import FakeInstance, FakeRuntime
-from aenv.runtimes.fake_guest import PORT
 from aenv.sandboxes.models import CreateSandbox, Sandbox
 from aenv.sandboxes.pools import FLOOR
 from aenv.settings import Settings
@@ -67,7 +67,7 @@ class Rig:
 
     async def _url(self, sandbox_id: str, key: str, where: str) -> str:
         endpoint = await self.node.sandboxes.endpoint(sandbox_id)
-        return f"http://{endpoint.host}:{PORT}/{where}/{key}"
+        return f"http://{endpoint.host}:{ENVD_PORT}/{where}/{key}"
 
 
 def fake_settings(home: Path, **changes: Any) -> Settings:

@@ -6,7 +6,7 @@ from aenv.telemetry.history import KEPT_SECONDS, MOST_SAMPLES, Histories, Sample
 
 
 def _sample(time: float) -> Sample:
-    return Sample(time, 2, 12.5, 2**40, 2**39, 2**38, 2**63 - 1, 0)
+    return Sample(2, 12.5, 2**40, 2**39, 2**38, 2**63 - 1, 0, time)
 
 
 def test_samples_come_back_whole_and_oldest_first() -> None:
