@@ -20,7 +20,7 @@ quickstart: setup ## start a server, drive a sandbox through the E2B SDK, print 
 
 .PHONY: test
 test: setup lint go-test ## the quick suite, set-up and checks included: ten minutes
-	@scripts/test -m "not long" --durations=25 tests
+	@scripts/test -n 2 --no-loadscope-reorder -m "not long" --durations=25 tests
 
 .PHONY: test-long
 test-long: setup ## the long suite: an hour at most

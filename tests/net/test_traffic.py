@@ -151,7 +151,7 @@ async def test_metadata_addresses_are_not_reached(
         assert metadata.recv(100) == b"control"
 
 
-@pytest.mark.parametrize("second_tag", ["same pool", OTHER_TAG])
+@pytest.mark.parametrize("second_tag", ["same pool", OTHER_TAG], ids=["same pool", "another pool"])
 async def test_guests_do_not_reach_each_other(
     make_pool: MakePool, make_guest: MakeGuest, outside: Outside, second_tag: str
 ) -> None:

@@ -140,7 +140,7 @@ async def test_wrong_queries_are_named(server: Server, query: str) -> None:
     assert is_error(answer, 400, query.partition("=")[0])
 
 
-@pytest.mark.parametrize("tag", ["", "a b", "ä", "a/b", "x" * 129, str(uuid.uuid4())])
+@pytest.mark.parametrize("tag", ["", "a b", "ä", "a/b", "x" * 129, str(uuid.UUID(int=7))])
 async def test_bad_tags(server: Server, tag: str) -> None:
     assert is_error(await assign(server, "base", tag), 400, "tag")
     assert is_error(await remove(server, "base", tag), 400, "tag")
