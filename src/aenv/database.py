@@ -111,7 +111,18 @@ CREATE TABLE idempotency_keys (
 CREATE INDEX idempotency_keys_age ON idempotency_keys (created_at);
 """
 
-_MIGRATIONS = (_VERSION_1, _VERSION_2)
+# Disks that can be made again are found by what they were made from.
+_VERSION_3 = """
+CREATE TABLE cached_disks (
+    key TEXT PRIMARY KEY,
+    capture_id TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    used_at REAL NOT NULL
+);
+CREATE INDEX cached_disks_capture ON cached_disks (capture_id);
+"""
+
+_MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3)
 """Each makes its version of the schema from the one before; none has a semicolon within a statement."""
 
 

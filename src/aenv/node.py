@@ -36,6 +36,7 @@ from aenv.sandboxes.states import LIVE, State
 from aenv.sandboxes.turns import StartTurns
 from aenv.settings import Settings
 from aenv.snapshots.captures import Captures
+from aenv.snapshots.disk_cache import DiskCache
 from aenv.tasks import cancel
 from aenv.telemetry.service import Telemetry
 from aenv.templates.base import ensure_base
@@ -60,6 +61,7 @@ class Node:
     sandboxes: SandboxService
     templates: TemplateService
     captures: Captures
+    disks: DiskCache
     telemetry: Telemetry
     starter: Starter
     runtime: Runtime
@@ -100,6 +102,9 @@ class Node:
 
         self.captures = Captures(database, settings.home.resolve(), settings.captures_dir.resolve())
         await self.captures.sweep()
+        self.disks = DiskCache(
+            database, self.captures, settings.home.resolve(), settings.cached_disks_mib << 20
+        )
         machines = Machines(
             self.runtime,
             self.network,

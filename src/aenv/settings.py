@@ -81,6 +81,9 @@ class Settings(BaseSettings):
     reserve_mib: int = Field(
         256, ge=0, description="Disk space kept free for pauses when the disk is full, MiB; 0 keeps none"
     )
+    cached_disks_mib: int = Field(
+        20480, ge=0, description="Most disk space of cached image layers and build steps, MiB; the coldest go"
+    )
     max_start_wait: float = Field(
         30.0, gt=0, le=3600, description="Seconds that a start may wait for its turn before it is refused"
     )

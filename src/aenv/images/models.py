@@ -64,7 +64,7 @@ class FetchProgress(Protocol):
     """Hears how far the layers of an image are. Called on the event loop, often; it must be quick."""
 
     def layer(self, digest: str, done: int, total: int | None) -> None:
-        """`done` of `total` bytes (if known) of a layer are here. Equal at its end, at once if it was here."""
+        """`done` of `total` bytes (if known) of a layer are here; equal at its end, which may be at once."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Captures and their layers on disk, kept as long as a sandbox or template names them.
+"""Captures and their layers on disk, kept as long as a sandbox, a template or a cached disk names them.
 
 A capture is a folder of new layers plus a record that names every layer, inherited ones included. The
 files are written first and the record last, so a record never names a layer that isn't there.
@@ -41,6 +41,7 @@ CONTENTS = ("memory", "device", "disk")
 _UNUSED = """
 SELECT id FROM captures WHERE id NOT IN (SELECT capture_id FROM sandboxes WHERE state != 'lost')
 AND id NOT IN (SELECT capture_id FROM builds WHERE id IN (SELECT build_id FROM current_tags))
+AND id NOT IN (SELECT capture_id FROM cached_disks)
 """
 
 
