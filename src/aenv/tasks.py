@@ -15,24 +15,44 @@ from aenv.errors import AenvError
 log = structlog.get_logger()
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
-async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end even if the caller is cancelled; the cancellation is raised afterwards."""
+async def finish(work: Awaitable[T], *, undo: Callable[[T], None] | None = None) -> T:
+    """Run `work` to its end, however often the caller is cancelled; the cancellation is raised afterwards.
+
+    For bounded work whose outcome must be known before anything is cleaned up: a thread that writes into a
+    folder, a command that changes a VM. `undo` releases a result that a cancelled caller can't take.
+    """
     task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        _note_outcome(task)
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    _note_outcome(task, (AenvError, OSError))
+    if undo is not None and not task.cancelled() and task.exception() is None:
+        undo(task.result())
+    raise cancelled
 
 
-def _note_outcome(task: asyncio.Future[Any]) -> None:
+async def together(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
+    """Await both; if one fails, wait for the other before its error is raised. Each is run by `finish`."""
+    results = await asyncio.gather(finish(first), finish(second), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results  # type: ignore[return-value]  # the exceptions are gone
+
+
+def _note_outcome(task: asyncio.Future[Any], foreseen: tuple[type[Exception], ...] = (AenvError,)) -> None:
     """Log a failure that perhaps no caller is left to hear of; one that nobody foresaw, in full."""
     if task.cancelled() or (error := task.exception()) is None:
         return
-    if isinstance(error, AenvError):
+    if isinstance(error, foreseen):
         log.debug("work failed", error=repr(error))
     else:
         unexpected.note("tasks", "work failed unforeseen", error)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from aenv.errors import RuntimeFailure
-from aenv.tasks import Meeting, cancel
+from aenv.tasks import Meeting, cancel, finish, together
 
 
 async def test_who_leaves_a_meeting_isnt_waited_for() -> None:
@@ -25,6 +26,69 @@ async def test_who_leaves_a_meeting_isnt_waited_for() -> None:
         results = await asyncio.gather(*map(member, range(3)), return_exceptions=True)
     assert sorted(came) == [1, 2]
     assert isinstance(results[0], RuntimeFailure)
+
+
+async def test_a_step_goes_to_its_end_when_cancelled() -> None:
+    finished: list[str] = []
+    undone: list[str] = []
+
+    def step() -> str:
+        time.sleep(0.1)
+        finished.append("step")
+        return "result"
+
+    task = asyncio.create_task(finish(asyncio.to_thread(step), undo=undone.append))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (finished, undone) == (["step"], ["result"])
+
+
+async def test_together_waits_for_the_other_before_it_fails() -> None:
+    finished: list[str] = []
+
+    async def fail() -> None:
+        raise ValueError("first")
+
+    async def work() -> None:
+        await asyncio.sleep(0.05)
+        finished.append("work")
+
+    with pytest.raises(ValueError, match="first"):
+        await together(fail(), work())
+    assert finished == ["work"]
+
+
+async def test_work_that_fails_after_its_caller_was_cancelled_ends_as_a_cancellation() -> None:
+    undone: list[None] = []
+
+    async def fail() -> None:
+        await asyncio.sleep(0.05)
+        raise OSError("the disk is gone")
+
+    task = asyncio.create_task(finish(fail(), undo=undone.append))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert undone == []
+
+
+async def test_work_that_outlives_a_bound_is_waited_for_and_then_late() -> None:
+    finished: list[str] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.05)
+        finished.append("work")
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await finish(work())
+    assert finished == ["work"]
 
 
 async def _forever() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from aenv.errors import HostNotReady
-from aenv.runtimes.qemu.blocking import to_the_end, together
 from aenv.runtimes.qemu.host import find_qemu
 from aenv.runtimes.qemu.process import VmProcess
 from aenv.runtimes.qemu.tsc import measure_tsc_khz
@@ -53,40 +50,6 @@ def test_the_tsc_is_measured_the_same_twice() -> None:
     first, second = measure_tsc_khz(), measure_tsc_khz()
     assert abs(first - second) <= first * 100e-6
     assert 500_000 < first < 10_000_000
-
-
-async def test_a_step_goes_to_its_end_when_cancelled() -> None:
-    finished: list[str] = []
-    undone: list[str] = []
-
-    def step() -> str:
-        time.sleep(0.1)
-        finished.append("step")
-        return "result"
-
-    task = asyncio.create_task(to_the_end(asyncio.to_thread(step), undo=undone.append))
-    await asyncio.sleep(0.02)
-    task.cancel()
-    await asyncio.sleep(0.02)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert (finished, undone) == (["step"], ["result"])
-
-
-async def test_together_waits_for_the_other_before_it_fails() -> None:
-    finished: list[str] = []
-
-    async def fail() -> None:
-        raise ValueError("first")
-
-    async def work() -> None:
-        await asyncio.sleep(0.05)
-        finished.append("work")
-
-    with pytest.raises(ValueError, match="first"):
-        await together(fail(), work())
-    assert finished == ["work"]
 
 
 async def test_a_process_is_started_asked_and_ended(tmp_path: Path) -> None:

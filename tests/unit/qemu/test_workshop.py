@@ -54,11 +54,14 @@ async def test_it_stops_when_nobody_wants_it_any_more(workshop: Workshop) -> Non
                 begun.set()
                 go_on()
         finally:
+            time.sleep(PIECE)
             stopped.set()
 
     running = asyncio.ensure_future(workshop.run(work))
     await asyncio.to_thread(begun.wait)
     running.cancel()
+    await asyncio.sleep(0)
+    running.cancel()  # while it stops
     with pytest.raises(asyncio.CancelledError):
         await running
     assert stopped.is_set()

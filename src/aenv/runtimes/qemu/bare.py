@@ -14,12 +14,12 @@ from aenv.host import MemoryUse
 from aenv.memory.live import load_memory
 from aenv.runtimes.base import Capture, Place
 from aenv.runtimes.qemu import adoption
-from aenv.runtimes.qemu.blocking import to_the_end, together
 from aenv.runtimes.qemu.compaction import Workshop
 from aenv.runtimes.qemu.disk import InstanceDisk
 from aenv.runtimes.qemu.instance import QemuInstance
 from aenv.runtimes.qemu.layers import QemuLayers
 from aenv.runtimes.qemu.process import VmProcess
+from aenv.tasks import finish, together
 
 _LOAD_TIMEOUT: Final = 30.0  # seconds for QEMU to take the device state
 
@@ -94,7 +94,7 @@ class QemuBareVmm:
         loop = asyncio.get_running_loop()
         loading = loop.run_in_executor(self._workers, self._load_memory, capture, layers, state)
         await together(loading, disk.attach(self._process))
-        await to_the_end(self._load_devices())
+        await finish(self._load_devices())
         return QemuInstance(
             self._process,
             identity=capture.identity,

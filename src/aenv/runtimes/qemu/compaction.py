@@ -21,6 +21,7 @@ from aenv.disks.merge import merge, merge_from
 from aenv.memory.flatten import flatten
 from aenv.runtimes.base import Capture, Layer
 from aenv.runtimes.qemu.layers import DISK_OVERLAY, MEMORY_BASE, DiskLayers, QemuLayers
+from aenv.tasks import finish
 
 T = TypeVar("T")
 
@@ -72,9 +73,8 @@ class Workshop:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             stop.set()
-            await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()  # `Stopped`, or a failure that nobody is left to hear of
+            # It ends with `Stopped`, or with a failure that nobody is left to hear of.
+            await finish(asyncio.gather(future, return_exceptions=True))
             raise
 
     async def close(self) -> None:

@@ -15,10 +15,10 @@ from aenv.disks.chain import chain, fresh_overlay, read_chain, root_over, sealed
 from aenv.disks.merge import merge
 from aenv.disks.qcow2 import create_overlay
 from aenv.errors import RuntimeFailure
-from aenv.runtimes.qemu.blocking import to_the_end
 from aenv.runtimes.qemu.compaction import Workshop, overlays_to_merge
 from aenv.runtimes.qemu.layers import DiskLayers
 from aenv.runtimes.qemu.process import VmProcess
+from aenv.tasks import finish
 
 log = structlog.get_logger()
 
@@ -114,7 +114,7 @@ class InstanceDisk:
 
     async def attach(self, process: VmProcess) -> None:
         """Put the chain in the place of the placeholder below `ROOT`. Raises RuntimeFailure, OSError."""
-        node = await to_the_end(asyncio.to_thread(self.create))
+        node = await finish(asyncio.to_thread(self.create))
         await process.execute("blockdev-add", node)
         await process.execute("blockdev-reopen", {"options": [root_over(self._top.node)]})
 
@@ -123,14 +123,14 @@ class InstanceDisk:
 
         Raises RuntimeFailure, OSError.
         """
-        await to_the_end(self._prepare(process))
+        await finish(self._prepare(process))
 
     async def seal(self, process: VmProcess) -> None:
         """Make the overlay immutable and let the guest's writes go to the prepared one; the guest is stopped.
 
         Raises RuntimeFailure; nothing has changed then.
         """
-        await to_the_end(self._seal(process))
+        await finish(self._seal(process))
 
     async def merge(self, workshop: Workshop) -> Merged | None:
         """Write what the disk stands on into fewer overlays, if it stands on many; for `exchange`.
@@ -152,7 +152,7 @@ class InstanceDisk:
         Nothing was exchanged since it was made. Raises RuntimeFailure; the disk is then as before, and the
         merged overlay removed.
         """
-        await to_the_end(self._exchange(process, merged))
+        await finish(self._exchange(process, merged))
 
     async def _exchange(self, process: VmProcess, merged: Merged) -> None:
         inherited = self.inherited.overlays

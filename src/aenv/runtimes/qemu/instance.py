@@ -13,11 +13,11 @@ from aenv.host import MemoryUse
 from aenv.memory.flatten import copy_base
 from aenv.memory.live import MemoryCopy, save_memory
 from aenv.runtimes.base import Capture, Place, Resources, RuntimeIdentity
-from aenv.runtimes.qemu.blocking import to_the_end, together
 from aenv.runtimes.qemu.compaction import Workshop
 from aenv.runtimes.qemu.disk import InstanceDisk, Merged
 from aenv.runtimes.qemu.layers import DiskLayers, QemuLayers, publish
 from aenv.runtimes.qemu.process import VmProcess
+from aenv.tasks import finish, together
 
 
 class QemuInstance:
@@ -77,7 +77,7 @@ class QemuInstance:
             with contextlib.suppress(OSError, RuntimeFailure):  # a capture will try again and report it
                 await self._disk.prepare(self._process)
             self._process.check()
-            await to_the_end(self._run("stop", frozen=True))
+            await finish(self._run("stop", frozen=True))
 
     async def thaw(self) -> None:
         """Run the vCPUs."""
@@ -114,7 +114,7 @@ class QemuInstance:
                 raise write_failure(what, folder, error, RuntimeFailure) from error
             if merged is None:
                 return False
-            await to_the_end(self._exchange(merged))
+            await finish(self._exchange(merged))
             return True
 
     async def stop(self) -> None:
@@ -136,7 +136,7 @@ class QemuInstance:
 
     async def _thaw(self) -> None:
         if self._frozen or self.no_space.is_set():
-            await to_the_end(self._cont())
+            await finish(self._cont())
 
     async def _cont(self) -> None:
         stalled = self.no_space.is_set()
@@ -162,7 +162,7 @@ class QemuInstance:
         overlays = self._disk.sealed
         if thaw:
             await self._thaw()
-        disk = await to_the_end(loop.run_in_executor(self._workers, self._finish, folder, copy, overlays))
+        disk = await finish(loop.run_in_executor(self._workers, self._finish, folder, copy, overlays))
         layers = self._whole(folder, disk).layers() if memory else disk.layers()
         return Capture(self._identity, self.resources, layers, memory)
 

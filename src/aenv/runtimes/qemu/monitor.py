@@ -14,7 +14,7 @@ from typing import Final
 from qemu.qmp import EventListener, ExecuteError, Message, QMPClient, QMPError
 
 from aenv.errors import RuntimeFailure
-from aenv.runtimes.qemu.blocking import to_the_end
+from aenv.tasks import finish
 
 SOCKET: Final = "qmp.sock"
 _COMMAND_TIMEOUT: Final = 30.0
@@ -75,7 +75,7 @@ class Monitor:
 
         Raises RuntimeFailure if QEMU refuses, has ended or doesn't answer for 30 s.
         """
-        return await to_the_end(self._execute(command, arguments))
+        return await finish(self._execute(command, arguments))
 
     async def close(self) -> None:
         """Drop the connection. Idempotent."""

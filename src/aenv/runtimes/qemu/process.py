@@ -18,8 +18,8 @@ from aenv import host
 from aenv.errors import RuntimeFailure
 from aenv.host import MemoryUse
 from aenv.runtimes.qemu import leftovers, monitor
-from aenv.runtimes.qemu.blocking import to_the_end
 from aenv.runtimes.qemu.monitor import Monitor
+from aenv.tasks import finish
 
 log = structlog.get_logger()
 
@@ -74,7 +74,7 @@ class VmProcess:
         """
         background = background and host.may_renice()
         launch = asyncio.to_thread(_launch, arguments, folder, tuple(pass_fds), background=background)
-        child, stderr = await to_the_end(launch, undo=_discard)
+        child, stderr = await finish(launch, undo=_discard)
         process = cls(child.pid, os.pidfd_open(child.pid), stderr, child, background=background)
         try:
             await process.monitor.connect(folder)
@@ -96,7 +96,7 @@ class VmProcess:
         Raises RuntimeFailure.
         """
         opening = asyncio.to_thread(leftovers.open_process, folder)
-        pid, pidfd = await to_the_end(opening, undo=lambda opened: os.close(opened[1]))
+        pid, pidfd = await finish(opening, undo=lambda opened: os.close(opened[1]))
         process = cls(pid, pidfd, _stderr_of(pid), None)
         try:
             await process.monitor.connect(folder)
@@ -112,7 +112,7 @@ class VmProcess:
     async def to_foreground(self) -> None:
         """Have as much of the CPU as others, if it was started in the background."""
         if self._background and not self._exited.is_set():
-            await to_the_end(asyncio.to_thread(host.set_background, self.pid, background=False))
+            await finish(asyncio.to_thread(host.set_background, self.pid, background=False))
             self._background = False
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ class VmProcess:
 
     async def stop(self) -> None:
         """End the process, reap it and close all that belongs to it. Idempotent, runs to its end."""
-        await to_the_end(self._stop())
+        await finish(self._stop())
 
     async def leave(self) -> None:
         """Let go of the process, which runs on, and close all that belongs to it here."""

@@ -19,7 +19,6 @@ from aenv.network.base import Slot
 from aenv.runtimes.base import BootSpec, Capture, Place, Resources, RuntimeIdentity
 from aenv.runtimes.qemu import adoption, leftovers
 from aenv.runtimes.qemu.bare import QemuBareVmm
-from aenv.runtimes.qemu.blocking import to_the_end
 from aenv.runtimes.qemu.command import TB_SIZE_MIB, Machine, arguments
 from aenv.runtimes.qemu.compaction import Workshop, compacted, is_wasteful
 from aenv.runtimes.qemu.disk import InstanceDisk
@@ -28,6 +27,7 @@ from aenv.runtimes.qemu.instance import QemuInstance
 from aenv.runtimes.qemu.layers import DiskLayers, QemuLayers
 from aenv.runtimes.qemu.process import VmProcess
 from aenv.runtimes.qemu.tsc import measure_tsc_khz
+from aenv.tasks import finish
 
 Accel = Literal["auto", "kvm", "tcg"]
 
@@ -105,7 +105,7 @@ class QemuRuntime:
             return disk.create()
 
         try:
-            chain = await to_the_end(asyncio.to_thread(prepare))
+            chain = await finish(asyncio.to_thread(prepare))
             process = await self._start(
                 spec.resources, place, memory, (chain, root_over(disk.top)), boot=True, state=None
             )
@@ -226,7 +226,7 @@ class QemuRuntime:
         state: int | None,
         background: bool = False,
     ) -> VmProcess:
-        tap = await to_the_end(asyncio.to_thread(self._open_tap, place.slot), undo=os.close)
+        tap = await finish(asyncio.to_thread(self._open_tap, place.slot), undo=os.close)
         try:
             command = arguments(
                 self._machine,
