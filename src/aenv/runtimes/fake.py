@@ -38,6 +38,7 @@ class FakeInstance:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.guest = guest
         self.compactions = 0
+        self.left = False
         self.no_space = asyncio.Event()
         self._runtime = runtime
         self.frozen = True
@@ -126,7 +127,10 @@ class FakeInstance:
         self._runtime.background.discard(self.place.folder.name)
 
     async def leave(self) -> None:
-        """It stays in `instances`."""
+        """It stays in `instances`, unwatched."""
+        await self._runtime.turn("leave")
+        self._runtime.fail_if_ordered("leave")
+        self.left = True
 
 
 class FakeBareVmm:
@@ -205,7 +209,7 @@ class FakeRuntime:
     def order_failure(self, operation: str, error: AenvError) -> None:
         """Let the next `operation` fail with `error`.
 
-        It is one of boot, spawn, load, adopt, freeze, thaw, capture and compact.
+        It is one of boot, spawn, load, adopt, freeze, thaw, capture, compact and leave.
         """
         self._failures[operation].append(error)
 

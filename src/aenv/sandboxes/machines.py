@@ -161,10 +161,14 @@ class Machines:
         await self._give_back(machine.place)
 
     async def leave(self, machine: Machine) -> None:
-        """Let go of a machine, which goes on as it is, for the next server."""
-        await machine.guest.close()
-        await machine.instance.leave()
-        await self._network.leave(machine.place.slot)
+        """Let go of a machine, which goes on as it is, for the next server.
+
+        What fails is raised, after all the rest has been let go of.
+        """
+        async with contextlib.AsyncExitStack() as steps:  # the last one is taken first: the VM needs its slot
+            steps.push_async_callback(machine.guest.close)
+            steps.push_async_callback(machine.instance.leave)
+            steps.push_async_callback(self._network.leave, machine.place.slot)
 
 
 async def unless_full(machine: Machine, asked: Coroutine[Any, Any, None]) -> None:

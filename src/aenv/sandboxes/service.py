@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import structlog
 
-from aenv import timings
+from aenv import timings, unexpected
 from aenv.errors import (
     AenvError,
     InvalidRequest,
@@ -40,6 +40,9 @@ log = structlog.get_logger()
 
 AUTO_RESUME_TIMEOUT = 300.0
 """Least time to the deadline after traffic has resumed a sandbox, seconds, as in E2B."""
+
+LEAVE_SECONDS = 5.0
+"""How long a stopping server tries to let go of a VM that it leaves to the next one."""
 
 
 class SandboxService:
@@ -279,10 +282,21 @@ class SandboxService:
             for task in late:
                 task.cancel()
         await core.tasks.drain()
-        for sandbox_id in core.live:
-            log.error("a sandbox couldn't be paused; its VM waits for the next server", sandbox=sandbox_id)
-            if (machine := core.live.remove(sandbox_id)) is not None:
-                await core.machines.leave(machine)
+        await asyncio.gather(*map(self._leave, core.live))
+
+    async def _leave(self, sandbox_id: str) -> None:
+        """Leave a VM that couldn't be paused to the next server; what is in its way keeps no other one."""
+        log.error("a sandbox couldn't be paused; its VM waits for the next server", sandbox=sandbox_id)
+        machine = self._core.live.remove(sandbox_id)
+        if machine is None:
+            return
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._core.machines.leave(machine)
+        except (AenvError, OSError) as error:  # TimeoutError is one
+            log.error("a VM wasn't left well", sandbox=sandbox_id, error=repr(error))
+        except Exception as error:  # noqa: BLE001 (the others must be left all the same)
+            unexpected.note("sandboxes", "a VM wasn't left well", error, sandbox=sandbox_id)
 
 
 def _together(uses: Iterable[MemoryUse]) -> MemoryUse:

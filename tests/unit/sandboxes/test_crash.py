@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from aenv.errors import HostNotReady, RuntimeFailure, SandboxLost
+from aenv.network.base import Slot
 from aenv.network.fake import FakeSlotPool
 from aenv.node import Node
-from aenv.sandboxes import recovery, store
+from aenv.sandboxes import recovery, service, store
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.states import State
 from aenv.telemetry.service import Telemetry
@@ -310,3 +311,45 @@ async def test_what_cannot_be_paused_when_the_server_stops_waits_for_the_next_on
     assert await rig.read(sandbox.id, "value") == 1
     await rig.node.stop()
     assert not rig.runtime.instances
+
+
+async def test_a_vm_that_cannot_be_left_keeps_no_other_from_being_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = await _started(tmp_path / "home")
+    ids = [(await rig.create()).id for _ in range(3)]
+    slots: list[Slot] = []
+
+    async def leave(_network: FakeSlotPool, slot: Slot) -> None:
+        slots.append(slot)
+
+    monkeypatch.setattr(FakeSlotPool, "leave", leave)
+    for _ in ids:
+        rig.runtime.order_failure("capture", RuntimeFailure("the disk is full"))
+    rig.runtime.order_failure("leave", RuntimeFailure("ordered"))
+    await rig.node.stop()
+    instances = list(rig.runtime.instances.values())
+    assert [each.left for each in instances].count(True) == 2
+    assert slots == [each.place.slot for each in instances]
+    told = capsys.readouterr().out
+    assert told.count("couldn't be paused") == 3
+    assert told.count("a VM wasn't left well") == 1
+    for instance in instances:
+        await instance.stop()
+
+
+async def test_vms_that_cannot_be_left_in_time_hold_up_a_stop_together_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(service, "LEAVE_SECONDS", 1.0)
+    rig = await _started(tmp_path / "home")
+    for _ in range(20):
+        await rig.create()
+        rig.runtime.order_failure("capture", RuntimeFailure("the disk is full"))
+    with rig.runtime.hold("leave"):
+        begun = time.monotonic()
+        await rig.node.stop()
+        assert time.monotonic() - begun < 15
+    assert capsys.readouterr().out.count("a VM wasn't left well") == 20
+    for instance in list(rig.runtime.instances.values()):
+        await instance.stop()
