@@ -197,15 +197,17 @@ class Branching:
 
     async def _settle(self, sandbox_id: str, machines: Sequence[Machine], captured: Captured) -> None:
         """After the answer: end what isn't kept, make the capture durable, then remove what isn't needed."""
-        for machine in machines:
-            await self._core.machines.destroy(machine)
-        try:
-            await self._core.captures.sync(captured.capture)
-        except OSError as error:
-            log.error("a capture can't be made durable", capture=captured.id, error=repr(error))
-        else:
-            await self._core.tidy()
-            self._core.on_captured(sandbox_id)
+        core = self._core
+        with core.captures.kept(captured.id):  # the sandbox may be deleted meanwhile
+            for machine in machines:
+                await core.machines.destroy(machine)
+            try:
+                await core.captures.sync(captured.capture)
+            except OSError as error:
+                log.error("a capture can't be made durable", capture=captured.id, error=repr(error))
+                return
+        await core.tidy()
+        core.on_captured(sandbox_id)
 
 
 def _of_name(connection: sqlite3.Connection, name: Name | None) -> Template | None:

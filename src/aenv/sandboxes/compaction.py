@@ -122,6 +122,10 @@ class Compaction:
             tight = await self._runtime.compact(capture, folder)
             await core.captures.sync(tight)
             await finish(swap(tight))
+        except (AenvError, OSError):
+            if await core.database.run(lambda c: _is_paused_to(c, sandbox)):
+                raise
+            log.debug("a capture went while it was compacted", sandbox=sandbox.id)
         finally:
             if not recorded:
                 await finish(core.captures.discard(capture_id))
@@ -132,9 +136,14 @@ class Compaction:
     def _record(
         self, connection: sqlite3.Connection, sandbox: Sandbox, capture_id: str, tight: Capture
     ) -> bool:
-        now = store.get(connection, sandbox.id)
-        if now is None or now.state is not State.PAUSED or now.capture_id != sandbox.capture_id:
+        if not _is_paused_to(connection, sandbox):
             return False
         self._core.captures.insert(connection, capture_id, tight)
         store.change(connection, sandbox.id, {State.PAUSED}, capture_id=capture_id)
         return True
+
+
+def _is_paused_to(connection: sqlite3.Connection, sandbox: Sandbox) -> bool:
+    """Whether the sandbox is still paused, to the same capture."""
+    now = store.get(connection, sandbox.id)
+    return now is not None and now.state is State.PAUSED and now.capture_id == sandbox.capture_id

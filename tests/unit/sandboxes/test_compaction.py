@@ -101,7 +101,9 @@ async def test_a_snapshot_stays_what_it_is(wasteful: Rig) -> None:
 
 
 @pytest.mark.parametrize("operation", ["connect", "kill"])
-async def test_what_a_client_does_meanwhile_wins(wasteful: Rig, operation: str) -> None:
+async def test_what_a_client_does_meanwhile_wins(
+    wasteful: Rig, operation: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = _files(wasteful)
     sandbox = await wasteful.create()
     await wasteful.put(sandbox.id, "value", 1)
@@ -122,6 +124,7 @@ async def test_what_a_client_does_meanwhile_wins(wasteful: Rig, operation: str) 
         assert await wasteful.read(sandbox.id, "value") == 1
     else:
         await _settles_to(wasteful, before)
+    assert "can't be compacted" not in capsys.readouterr().out
 
 
 async def test_a_compaction_that_fails_changes_nothing(wasteful: Rig) -> None:

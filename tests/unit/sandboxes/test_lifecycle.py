@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from aenv.errors import (
     SandboxNotRunning,
     TemplateNotFound,
 )
+from aenv.runtimes.base import Capture
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.states import State
 from tests.unit.sandboxes.conftest import Rig, eventually
@@ -117,6 +119,26 @@ async def test_killed_sandboxes_are_gone_and_leave_nothing(rig: Rig) -> None:
         return len(list(rig.settings.captures_dir.iterdir())) == 1
 
     await eventually(only_base_is_left)
+
+
+async def test_a_sandbox_may_be_deleted_while_its_capture_is_made_durable(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captures, killed = rig.node.captures, asyncio.Event()
+    sync = captures.sync
+
+    async def late(capture: Capture) -> None:
+        await killed.wait()
+        await sync(capture)
+
+    monkeypatch.setattr(captures, "sync", late)
+    paused = await rig.create()
+    await rig.node.sandboxes.pause(paused.id)
+    await rig.node.sandboxes.kill(paused.id)
+    killed.set()
+    await rig.node.sandboxes._core.tasks.drain()
+    assert len(list(rig.settings.captures_dir.iterdir())) == 1  # the base template's
+    assert "durable" not in capsys.readouterr().out
 
 
 async def test_wrong_states_and_names_are_clear_errors(rig: Rig) -> None:
