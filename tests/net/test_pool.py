@@ -115,6 +115,19 @@ async def test_fifty_cycles_leave_the_host_as_it_was(make_pool: MakePool) -> Non
     assert after == before
 
 
+async def test_a_slot_made_while_another_comes_back_is_not_one_too_many(make_pool: MakePool) -> None:
+    pool = make_pool(prepared=2, kept=None)
+    await pool.start()
+    await until(lambda: len(pool._idle) == 2)
+    slots = [await pool.acquire() for _ in range(2)]
+    await until(pool._thread._work_queue.empty)  # the next one is being made
+    await asyncio.gather(*map(pool.release, slots))
+    await until(lambda: not pool._wanted.is_set())
+    await asyncio.sleep(0.3)
+    assert len(pool._idle) == 2
+    assert len([name for name in namespaces.names() if f"-{TAG}-" in name]) == 2
+
+
 async def test_returned_slots_beyond_what_is_kept_are_removed(make_pool: MakePool) -> None:
     pool = make_pool(kept=1)
     await pool.start()

@@ -174,7 +174,8 @@ class SlotPool:
                     self._fail_waiting(error if isinstance(error, AenvError) else HostNotReady(str(error)))
                     await asyncio.sleep(_RETRY_DELAY)
                 else:
-                    self._offer(slot)
+                    # Meanwhile one may have come back, so that this is one too many.
+                    await self._keep(slot, max(self._prepared, self._kept))
             await self._wanted.wait()
 
     def _room(self) -> bool:
@@ -208,14 +209,18 @@ class SlotPool:
 
     async def _recycle(self, slot: Slot) -> None:
         clean = await self._run(lambda: self._builder.wipe(slot))
-        if clean and (self._waiting or len(self._idle) < self._kept):
+        await self._keep(slot, self._kept if clean else 0)
+        self._wanted.set()
+
+    async def _keep(self, slot: Slot, most: int) -> None:
+        """Give a slot to who waits or keep it, unless `most` are idle; 0: it is of no use."""
+        if most and (self._waiting or len(self._idle) < most):
             self._offer(slot)
             return
         try:
             await self._run(lambda: self._builder.destroy(slot))
         except OSError as error:
             log.warning("slot_not_removed", namespace=slot.namespace, reason=str(error))
-        self._wanted.set()
 
     def _fail_waiting(self, error: AenvError) -> None:
         while self._waiting:
