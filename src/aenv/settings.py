@@ -104,6 +104,12 @@ class Settings(BaseSettings):
     )
     auto_pause: bool = Field(True, description="Pause at the deadline when a create doesn't say")
 
+    max_upload_idle: float = Field(
+        120.0,
+        ge=0,
+        description="Seconds that a sandbox waits for more of a request's body, then 408; 0 is no bound",
+    )
+
     metrics_interval: float = Field(
         10.0, ge=0, description="Seconds between samples of each sandbox's metrics and logs; 0 takes none"
     )

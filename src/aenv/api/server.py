@@ -149,7 +149,13 @@ async def serve(
             return
         try:
             api = create_app(node.sandboxes, node.templates, node.telemetry, auth, settings)
-            app = ProxyApp(api, node.sandboxes, domain=settings.domain, api_key=auth.key)
+            app = ProxyApp(
+                api,
+                node.sandboxes,
+                domain=settings.domain,
+                api_key=auth.key,
+                max_upload_idle=settings.max_upload_idle or None,
+            )
             if certificates is None:
                 server = _HttpServer(app)
             else:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aenv.api.errors import ErrorGuard, error_response
 from aenv.errors import AenvError, SandboxNotFound
 from aenv.proxy import failures
-from aenv.proxy.http import AnswerUnreadable, ClientGone, Exchange, Request
+from aenv.proxy.http import AnswerUnreadable, BodyStalled, ClientGone, Exchange, Request
 from aenv.proxy.pool import Pool
 from aenv.proxy.routing import BadRoute, find_route
 from aenv.proxy.sockets import NotTls
@@ -23,14 +23,24 @@ from aenv.sandboxes.base import Sandboxes
 class ProxyApp:
     """Sends traffic of sandboxes to them, and everything else to the API.
 
-    `api_key` is the server's own key, which sandboxes must not see.
+    `api_key` is the server's own key, which sandboxes must not see. `max_upload_idle`: seconds that the body
+    of a request may stand still, if there is a bound.
     """
 
-    def __init__(self, app: ASGIApp, sandboxes: Sandboxes, *, domain: str | None, api_key: str) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        sandboxes: Sandboxes,
+        *,
+        domain: str | None,
+        api_key: str,
+        max_upload_idle: float | None,
+    ) -> None:
         self._app = app
         self._sandboxes = sandboxes
         self._domain = domain
         self._api_key = api_key.encode()
+        self._max_upload_idle = max_upload_idle
         self._pool = Pool()
         self._guarded = ErrorGuard(self._serve, "proxy")
 
@@ -68,6 +78,8 @@ class ProxyApp:
             refusal = await self._answer(request)
         except ClientGone:
             return
+        except BodyStalled:
+            refusal = failures.body_stalled(request.route.sandbox_id)
         except SandboxNotFound:
             refusal = failures.sandbox_not_found(request.route.sandbox_id)
         except AenvError as error:
@@ -96,7 +108,7 @@ class ProxyApp:
             if request.scope["type"] == "websocket":
                 await bridge(request, self._pool, endpoint)
             else:
-                await Exchange(request, self._pool, endpoint).run()
+                await Exchange(request, self._pool, endpoint, self._max_upload_idle).run()
         except (OSError, AnswerUnreadable, NotTls) as error:
             if endpoint.gone.is_set():
                 return failures.sandbox_not_found(route.sandbox_id)

@@ -76,6 +76,11 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         return transport is not None and not transport.is_closing() and not self._busy
 
+    @property
+    def answering(self) -> bool:
+        """Whether the head of the answer has come."""
+        return self._head_complete
+
     def begin(self, method: bytes, head: bytes) -> None:
         """Start an exchange by sending the request's head. The connection must be usable."""
         self._reset()

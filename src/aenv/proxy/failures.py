@@ -40,6 +40,14 @@ def bad_answer(sandbox_id: str, port: int, problem: str) -> Response:
     return _failure(502, sandbox_id, message, port)
 
 
+def body_stalled(sandbox_id: str) -> Response:
+    """The client let the sandbox wait for the rest of its request."""
+    message = "The request's body stood still for longer than AENV_MAX_UPLOAD_IDLE allows"
+    response = _failure(408, sandbox_id, message)
+    response.headers["connection"] = "close"  # the rest may come yet, and is no request
+    return response
+
+
 def token_needed(sandbox_id: str) -> Response:
     """The traffic token is missing or wrong."""
     return _failure(403, sandbox_id, "The header e2b-traffic-access-token is missing or wrong")

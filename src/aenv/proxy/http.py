@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from aenv.errors import InvalidRequest
 from aenv.proxy.connection import Connection, UpstreamLost, other_coding
@@ -20,6 +20,10 @@ _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 class AnswerUnreadable(Exception):
     """The sandbox took the request and gave no answer that could be sent on; nothing was sent on."""
+
+
+class BodyStalled(Exception):
+    """The client sent no more of the request's body, and is still there; nothing was sent on."""
 
 
 class ClientGone(Exception):
@@ -44,21 +48,26 @@ class Exchange:
     the client goes away. That breaks off the connection to the sandbox, so that its server notices too.
     """
 
-    def __init__(self, request: Request, pool: Pool, endpoint: Endpoint) -> None:
+    def __init__(
+        self, request: Request, pool: Pool, endpoint: Endpoint, max_idle: float | None = None
+    ) -> None:
+        """`max_idle`: seconds that the client may keep a sandbox waiting for more of the body."""
         self._scope = request.scope
         self._receive = request.receive
         self._send = request.send
         self._request = request
         self._pool = pool
         self._endpoint = endpoint
+        self._max_idle = max_idle
         self._body_sent = False
+        self._body_stalled = False
         self._client_gone = False
 
     async def run(self) -> None:
         """Do it all. If this returns with the answer incomplete, it broke off and so must the client's.
 
-        Raises `AnswerUnreadable`, `ClientGone`, `InvalidRequest`, or what `Pool.connect` does if there is no
-        connection; nothing was sent to the client then.
+        Raises `AnswerUnreadable`, `BodyStalled`, `ClientGone`, `InvalidRequest`, or what `Pool.connect` does
+        if there is no connection; nothing was sent to the client then.
         """
         route = self._request.route
         if (coding := other_coding(self._scope["headers"])) is not None:
@@ -90,6 +99,8 @@ class Exchange:
         except UpstreamLost as lost:
             if self._client_gone:
                 raise ClientGone from lost
+            if self._body_stalled:
+                raise BodyStalled from lost
             if may_fail and not connection.answered:
                 return False
             raise AnswerUnreadable(str(lost)) from lost
@@ -123,7 +134,12 @@ class Exchange:
         """
         more = True
         while more:
-            message = await self._receive()
+            try:
+                message = await self._receive_part(connection)
+            except TimeoutError:
+                self._body_stalled = True
+                connection.abort()
+                return
             if message["type"] == "http.disconnect":
                 self._leave(connection)
                 return
@@ -137,6 +153,20 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._leave(connection)
+
+    async def _receive_part(self, connection: Connection) -> Message:
+        """What comes next from the client, who may take any time once the sandbox answers.
+
+        Raises TimeoutError if it lets the sandbox wait for too long before that.
+        """
+        while not connection.answering:
+            try:
+                async with asyncio.timeout(self._max_idle):
+                    return await self._receive()
+            except TimeoutError:
+                if not connection.answering:
+                    raise
+        return await self._receive()
 
     def _leave(self, connection: Connection) -> None:
         self._client_gone = True

@@ -84,10 +84,14 @@ async def _api(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def running_proxy(domain: str | None = None) -> AsyncIterator[Proxy]:
+async def running_proxy(
+    domain: str | None = None, *, max_upload_idle: float | None = 60
+) -> AsyncIterator[Proxy]:
     """A proxy for the time of the block, on the server's own settings of uvicorn."""
     sandboxes = FixedSandboxes()
-    app = ProxyApp(_api, cast("Sandboxes", sandboxes), domain=domain, api_key=KEY)
+    app = ProxyApp(
+        _api, cast("Sandboxes", sandboxes), domain=domain, api_key=KEY, max_upload_idle=max_upload_idle
+    )
     server: uvicorn.Server = _HttpServer(app)
     server.config.timeout_graceful_shutdown = 1
     with socket.create_server(("127.0.0.1", 0)) as listener:
