@@ -140,9 +140,15 @@ class Batch:
             for (name, end), (step, figure) in compared.items():
                 self.row(name, end).reference += [vm[step][0][figure] for vm in found]
 
-    async def end(self, others: Sequence[Life] = ()) -> None:
-        """Delete what is left, of those that failed too, and `others`."""
-        for life in (*self._all, *others):
-            if life.sandbox:
-                with self._report.attempt("cleaning up"):
-                    await self.server.call("DELETE", f"/sandboxes/{life.id}")
+    async def end(self) -> None:
+        """Delete what is left, of those that failed too."""
+        await self.delete([life for life in self._all if life.sandbox])
+
+    async def delete(self, lives: Sequence[Life]) -> None:
+        """Delete sandboxes. A failure is told."""
+
+        async def delete(life: Life) -> None:
+            with self._report.attempt("cleaning up"):
+                await self.server.call("DELETE", f"/sandboxes/{life.id}")
+
+        await asyncio.gather(*map(delete, lives))
