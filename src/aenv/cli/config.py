@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from aenv.cli.errors import CommandError
+from aenv.durable import write_whole
 from aenv.guest import ENVD_PORT
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -76,13 +76,7 @@ def store_credentials(path: Path, credentials: Credentials) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # JSON's strings are also TOML's.
     text = f"url = {json.dumps(credentials.url)}\napi_key = {json.dumps(credentials.api_key)}\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.touch(mode=0o600, exist_ok=False)
-        partial.write_text(text)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, text.encode())
 
 
 def resolve(flags: Flags, environ: Mapping[str, str], stored: Credentials | None) -> Connection:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aenv.durable import write_whole
 from aenv.guest.reports import JournalEntry, Level
 
 MOST_BYTES = 1 << 20
@@ -96,9 +97,7 @@ class LogFile:
         self._size = None  # if writing fails, what is there must be looked at again
         if size + len(lines) > MOST_BYTES:
             lines = _newest(self._content() + lines)
-            temporary = self._path.with_suffix(".tmp")
-            temporary.write_bytes(lines)
-            temporary.replace(self._path)
+            write_whole(self._path, lines, survive=False)
             size = 0
         else:
             with self._path.open("ab") as file:

@@ -7,7 +7,6 @@ with the system's authorities for programs that know only one file of them.
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from aenv.durable import write_whole
 from aenv.errors import HostNotReady
 
 AUTHORITY_LIFE = timedelta(days=3650)
@@ -83,7 +83,7 @@ def ensure(folder: Path, domain: str | None) -> Authority:
             signer = _authority(files)
             _bundle(files)
             if domain is not None and not _is_fresh(files.leaf(domain), domain, signer):
-                _write(files.leaf(domain), _issue(domain, signer), mode=0o600)
+                write_whole(files.leaf(domain), _issue(domain, signer), mode=0o600)
     except OSError as error:
         raise HostNotReady(f"the certificates in {folder} can't be used: {error}") from error
     return files
@@ -107,7 +107,7 @@ def _authority(files: Authority) -> _Signer:
         key = _read_key(files.key)
     else:
         key = ec.generate_private_key(ec.SECP256R1())
-        _write(files.key, _pem(key), mode=0o600)
+        write_whole(files.key, _pem(key), mode=0o600)
     certificate = _read_certificate(files.certificate)
     if (
         certificate is None
@@ -115,7 +115,7 @@ def _authority(files: Authority) -> _Signer:
         or certificate.not_valid_after_utc - _now() < RENEW_BEFORE
     ):
         certificate = _self_signed(key)
-        _write(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+        write_whole(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
     return _Signer(key, certificate)
 
 
@@ -141,7 +141,7 @@ def _bundle(files: Authority) -> None:
     system = next((path for path in _SYSTEM_AUTHORITIES if path.exists()), None)
     content = (b"" if system is None else system.read_bytes() + b"\n") + files.certificate.read_bytes()
     if not files.bundle.exists() or files.bundle.read_bytes() != content:
-        _write(files.bundle, content, mode=0o644)
+        write_whole(files.bundle, content, mode=0o644)
 
 
 def _is_fresh(path: Path, domain: str, signer: _Signer) -> bool:
@@ -235,14 +235,3 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def _write(path: Path, content: bytes, *, mode: int) -> None:
-    """Write a file in one step: never half, never with another mode, not even for a moment."""
-    partial = path.with_name(f".{path.name}.new")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(content)
-        os.fsync(file.fileno())
-    partial.replace(path)

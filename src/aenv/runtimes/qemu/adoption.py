@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from aenv.durable import write_whole
 from aenv.errors import RuntimeFailure
 from aenv.network.base import Slot
 from aenv.runtimes.base import Place, Resources, RuntimeIdentity
@@ -47,9 +48,8 @@ def describe(place: Place, identity: RuntimeIdentity, resources: Resources) -> N
 
     It needn't survive a power cut: the VM doesn't either.
     """
-    temporary = place.folder / f"{DESCRIPTION}.new"
-    temporary.write_bytes(_FILE.dump_json(Description(place.slot, identity, resources)))
-    temporary.rename(place.folder / DESCRIPTION)
+    content = _FILE.dump_json(Description(place.slot, identity, resources))
+    write_whole(place.folder / DESCRIPTION, content, survive=False)
 
 
 def described(folder: Path) -> Description:

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from aenv.durable import write_whole
 from aenv.errors import RuntimeFailure
 
 RECORD: Final = "vmm.json"
@@ -32,11 +33,12 @@ def name_arguments(folder: Path) -> list[str]:
 
 
 def record(folder: Path, pid: int) -> None:
-    """Write the record of `pid` into `folder`; it appears whole or not at all. Raises OSError."""
+    """Write the record of `pid` into `folder`; it appears whole or not at all. Raises OSError.
+
+    It needn't survive a power cut: the process doesn't either.
+    """
     content = {"pid": pid, "start_time": _start_time(pid), "boot": _boot_id()}
-    temporary = folder / f"{RECORD}.new"
-    temporary.write_text(json.dumps(content))
-    temporary.rename(folder / RECORD)
+    write_whole(folder / RECORD, json.dumps(content).encode(), survive=False)
 
 
 def open_process(folder: Path) -> tuple[int, int]:
