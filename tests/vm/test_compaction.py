@@ -26,6 +26,19 @@ def few_overlays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "MAX_OVERLAYS", 3)
 
 
+@pytest.fixture
+async def instance(lab: Lab, prepared: Prepared) -> QemuInstance:
+    """A running VM."""
+    return await _started(lab, prepared.captures[1])
+
+
+async def _started(lab: Lab, capture: Capture) -> QemuInstance:
+    """A running VM in the state of a capture."""
+    instance = await lab.restore(capture)
+    await instance.thaw()
+    return instance
+
+
 def _content(number: int) -> bytes:
     return f"{number}\n".encode() * 20_000
 
@@ -41,6 +54,15 @@ async def _put(lab: Lab, instance: QemuInstance, number: int) -> None:
 async def _capture(lab: Lab, instance: QemuInstance) -> Capture:
     await instance.freeze()
     return await instance.capture(lab.new_folder(), thaw=True)
+
+
+async def _rounds(lab: Lab, instance: QemuInstance, count: int) -> list[Capture]:
+    """Write files and capture, that many times."""
+    captures = []
+    for number in range(count):
+        await _put(lab, instance, number)
+        captures.append(await _capture(lab, instance))
+    return captures
 
 
 async def _check(lab: Lab, instance: QemuInstance, count: int) -> None:
@@ -61,9 +83,9 @@ def _open_overlays(instance: QemuInstance) -> set[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-async def test_a_vm_that_is_captured_again_and_again(lab: Lab, prepared: Prepared) -> None:
-    instance = await lab.restore(prepared.captures[1])
-    await instance.thaw()
+async def test_a_vm_that_is_captured_again_and_again(
+    lab: Lab, prepared: Prepared, instance: QemuInstance
+) -> None:
     memory = await lab.ask(instance, "POST", "/fill?mib=4&seed=9")
     captures = []
     for number in range(12):
@@ -77,8 +99,7 @@ async def test_a_vm_that_is_captured_again_and_again(lab: Lab, prepared: Prepare
     await _check(lab, instance, 12)
     await lab.end(instance)
     for count in (3, 5, 12):
-        again = await lab.restore(captures[count - 1])
-        await again.thaw()
+        again = await _started(lab, captures[count - 1])
         assert await lab.ask(again, "GET", "/memory") == memory
         await _check(lab, again, count)
         await lab.end(again)
@@ -89,12 +110,8 @@ async def test_a_vm_that_is_captured_again_and_again(lab: Lab, prepared: Prepare
 
 
 @pytest.mark.timeout(300)
-async def test_captures_during_a_merge(lab: Lab, prepared: Prepared) -> None:
-    instance = await lab.restore(prepared.captures[1])
-    await instance.thaw()
-    for number in range(5):
-        await _put(lab, instance, number)
-        await _capture(lab, instance)
+async def test_captures_during_a_merge(lab: Lab, instance: QemuInstance) -> None:
+    await _rounds(lab, instance, 5)
     merged = await instance._disk.merge(instance._workshop)
     assert merged is not None
     await _put(lab, instance, 5)
@@ -113,20 +130,15 @@ async def test_captures_during_a_merge(lab: Lab, prepared: Prepared) -> None:
     await instance.thaw()
     await _check(lab, instance, 9)
     for capture, count in ((during, 7), (after, 8), (last, 9)):
-        again = await lab.restore(capture)
-        await again.thaw()
+        again = await _started(lab, capture)
         await _check(lab, again, count)
         await lab.end(again)
 
 
 async def test_a_merge_that_fails_or_is_stopped_changes_nothing(
-    lab: Lab, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, instance: QemuInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    instance = await lab.restore(prepared.captures[1])
-    await instance.thaw()
-    for number in range(5):
-        await _put(lab, instance, number)
-        capture = await _capture(lab, instance)
+    capture = (await _rounds(lab, instance, 5))[-1]
     files = set(instance.place.folder.iterdir())
 
     stopping = asyncio.create_task(instance.compact())
@@ -145,19 +157,14 @@ async def test_a_merge_that_fails_or_is_stopped_changes_nothing(
     await _put(lab, instance, 5)
     await _check(lab, instance, 6)
 
-    again = await lab.restore(capture)
-    await again.thaw()
+    again = await _started(lab, capture)
     await _check(lab, again, 5)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-async def test_the_capture_of_a_paused_sandbox(lab: Lab, prepared: Prepared) -> None:
-    instance = await lab.restore(prepared.captures[1])
-    await instance.thaw()
-    for number in range(5):
-        await _put(lab, instance, number)
-        await _capture(lab, instance)
+async def test_the_capture_of_a_paused_sandbox(lab: Lab, instance: QemuInstance) -> None:
+    await _rounds(lab, instance, 5)
     memory = await lab.ask(instance, "POST", "/fill?mib=80&seed=9")
     await _put(lab, instance, 5)
     capture = await lab.capture(instance)
@@ -174,22 +181,18 @@ async def test_the_capture_of_a_paused_sandbox(lab: Lab, prepared: Prepared) -> 
     assert layers.disk.base == DiskLayers.of(capture).base  # the root file system stays the one of all
 
     for each in (tight, capture):
-        again = await lab.restore(each)
-        await again.thaw()
+        again = await _started(lab, each)
         assert await lab.ask(again, "GET", "/memory") == memory
         await _check(lab, again, 6)
         second = await lab.capture(again)
         await lab.end(again)
-        again = await lab.restore(second)
-        await again.thaw()
+        again = await _started(lab, second)
         assert await lab.ask(again, "GET", "/memory") == memory
         await lab.end(again)
 
 
-async def test_a_compaction_says_what_is_damaged(lab: Lab, prepared: Prepared) -> None:
-    instance = await lab.restore(prepared.captures[1])
-    for _ in range(5):
-        capture = await lab.capture(instance)
+async def test_a_compaction_says_what_is_damaged(lab: Lab, instance: QemuInstance) -> None:
+    capture = (await _rounds(lab, instance, 5))[-1]
     overlay = DiskLayers.of(capture).overlays[-1]
     overlay.write_bytes(overlay.read_bytes()[:100_000])
     folder = lab.new_folder()

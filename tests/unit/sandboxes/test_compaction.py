@@ -28,18 +28,31 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity, "QUIET_SECONDS", 0.01)
 
 
-@pytest.fixture
-async def wasteful(tmp_path: Path) -> AsyncIterator[Rig]:
-    """A node without stopped VMs whose captures are all worth a compaction."""
-    settings = fake_settings(tmp_path / "home", stopped_vms=0, hot_vms=0, bare_vms=0)
+async def _started(home: Path, *, stopped_vms: int) -> Rig:
+    """A node without spare VMs."""
+    settings = fake_settings(home, stopped_vms=stopped_vms, hot_vms=0, bare_vms=0)
     node = Node(settings)
     await node.start()
-    rig = Rig(node, settings)
+    return Rig(node, settings)
+
+
+@pytest.fixture
+async def wasteful(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A node, to which a test may give a successor, whose captures are all worth a compaction."""
+    rig = await _started(tmp_path / "home", stopped_vms=0)
     rig.runtime.wasteful = True
     yield rig
     rig.runtime.compacting.set()
-    await node.stop()
+    await rig.node.stop()
     assert not rig.runtime.instances
+
+
+@pytest.fixture
+async def sandbox(wasteful: Rig) -> Sandbox:
+    """A running sandbox with a value in it."""
+    sandbox = await wasteful.create()
+    await wasteful.put(sandbox.id, "value", 1)
+    return sandbox
 
 
 def _files(rig: Rig) -> set[str]:
@@ -70,10 +83,10 @@ async def _compacting(rig: Rig) -> None:
     await eventually(begun)
 
 
-async def test_a_paused_sandbox_is_compacted_and_the_old_capture_goes(wasteful: Rig) -> None:
+async def test_a_paused_sandbox_is_compacted_and_the_old_capture_goes(
+    wasteful: Rig, sandbox: Sandbox
+) -> None:
     before = _files(wasteful)
-    sandbox = await wasteful.create()
-    await wasteful.put(sandbox.id, "value", 1)
     await wasteful.node.sandboxes.pause(sandbox.id)
     await eventually(lambda: _compacted(wasteful, sandbox.id))
 
@@ -87,9 +100,7 @@ async def test_a_paused_sandbox_is_compacted_and_the_old_capture_goes(wasteful: 
     await _settles_to(wasteful, before)
 
 
-async def test_a_snapshot_stays_what_it_is(wasteful: Rig) -> None:
-    sandbox = await wasteful.create()
-    await wasteful.put(sandbox.id, "value", 1)
+async def test_a_snapshot_stays_what_it_is(wasteful: Rig, sandbox: Sandbox) -> None:
     snapshot = await wasteful.node.sandboxes.snapshot(sandbox.id)
     files = _files(wasteful)
     await wasteful.node.sandboxes.pause(sandbox.id)
@@ -102,11 +113,9 @@ async def test_a_snapshot_stays_what_it_is(wasteful: Rig) -> None:
 
 @pytest.mark.parametrize("operation", ["connect", "kill"])
 async def test_what_a_client_does_meanwhile_wins(
-    wasteful: Rig, operation: str, capsys: pytest.CaptureFixture[str]
+    wasteful: Rig, sandbox: Sandbox, operation: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = _files(wasteful)
-    sandbox = await wasteful.create()
-    await wasteful.put(sandbox.id, "value", 1)
     wasteful.runtime.compacting.clear()
     await wasteful.node.sandboxes.pause(sandbox.id)
     await _compacting(wasteful)
@@ -127,9 +136,7 @@ async def test_what_a_client_does_meanwhile_wins(
     assert "can't be compacted" not in capsys.readouterr().out
 
 
-async def test_a_compaction_that_fails_changes_nothing(wasteful: Rig) -> None:
-    sandbox = await wasteful.create()
-    await wasteful.put(sandbox.id, "value", 1)
+async def test_a_compaction_that_fails_changes_nothing(wasteful: Rig, sandbox: Sandbox) -> None:
     wasteful.runtime.order_failure("compact", RuntimeFailure("no room"))
     await wasteful.node.sandboxes.pause(sandbox.id)
     capture_id = (await wasteful.node.sandboxes.get(sandbox.id)).capture_id
@@ -146,10 +153,9 @@ async def test_a_compaction_that_fails_changes_nothing(wasteful: Rig) -> None:
 
 
 async def test_a_database_that_cannot_be_read_only_delays(
-    wasteful: Rig, monkeypatch: pytest.MonkeyPatch
+    wasteful: Rig, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wasteful.runtime.wasteful = False
-    sandbox = await wasteful.create()
     await wasteful.node.sandboxes.pause(sandbox.id)
     wasteful.runtime.wasteful = True
     original, tries = store.in_states, 0
@@ -174,28 +180,21 @@ async def test_a_database_that_cannot_be_read_only_delays(
 
 
 async def test_a_stopping_server_waits_for_no_compaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wasteful: Rig, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = fake_settings(tmp_path / "home", stopped_vms=0, hot_vms=0, bare_vms=0)
-    rig = Rig(node := Node(settings), settings)
-    await node.start()
-    sandbox = await rig.create()
-    await rig.put(sandbox.id, "value", 1)
-    rig.runtime.wasteful = True
-    rig.runtime.compacting.clear()
-    await node.sandboxes.pause(sandbox.id)
-    await _compacting(rig)
-    files = {file for file in _files(rig) if "compact" not in file}
-    await asyncio.wait_for(node.stop(), 10)
-    assert _files(rig) == files
+    wasteful.runtime.compacting.clear()
+    await wasteful.node.sandboxes.pause(sandbox.id)
+    await _compacting(wasteful)
+    files = {file for file in _files(wasteful) if "compact" not in file}
+    await asyncio.wait_for(wasteful.node.stop(), 10)
+    assert _files(wasteful) == files
 
     monkeypatch.setattr(fake, "WASTEFUL", True)
-    rig.node = node = Node(settings)  # it looks at all that are paused
-    await node.start()
-    await eventually(lambda: _compacted(rig, sandbox.id))
-    await node.sandboxes.connect(sandbox.id, 60)
-    assert await rig.read(sandbox.id, "value") == 1
-    await node.stop()
+    wasteful.node = Node(wasteful.settings)  # it looks at all that are paused
+    await wasteful.node.start()
+    await eventually(lambda: _compacted(wasteful, sandbox.id))
+    await wasteful.node.sandboxes.connect(sandbox.id, 60)
+    assert await wasteful.read(sandbox.id, "value") == 1
 
 
 async def test_a_running_vm_is_asked_to_compact_after_each_capture(rig: Rig) -> None:
@@ -219,9 +218,9 @@ async def test_a_running_vm_is_asked_to_compact_after_each_capture(rig: Rig) -> 
 
 
 async def test_nothing_is_compacted_unless_old_and_new_fit_beside_the_reserve(
-    wasteful: Rig, monkeypatch: pytest.MonkeyPatch
+    wasteful: Rig, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = await wasteful.create(), await wasteful.create()
+    first, second = sandbox, await wasteful.create()
     reserved = wasteful.settings.reserve_mib << 20
     answers: list[bool] = []
     fits = Reserve.has_room
@@ -246,20 +245,18 @@ async def test_nothing_is_compacted_unless_old_and_new_fit_beside_the_reserve(
 async def test_a_paused_sandbox_is_compacted_though_its_vm_is_given_up_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = fake_settings(tmp_path / "home", stopped_vms=1, hot_vms=0, bare_vms=0)
-    rig = Rig(node := Node(settings), settings)
-    await node.start()
+    rig = await _started(tmp_path / "home", stopped_vms=1)
     sandbox = await rig.create()
     rig.runtime.wasteful = True
 
     async def given_up() -> bool:
-        ending = node.starter.stopped.give_up()
+        ending = rig.node.starter.stopped.give_up()
         assert ending is not None
         await ending
         raise RuntimeFailure("the VM has ended")
 
     monkeypatch.setattr(await rig.instance(sandbox.id), "compact", given_up)
-    await node.sandboxes.pause(sandbox.id)
+    await rig.node.sandboxes.pause(sandbox.id)
     await eventually(lambda: _compacted(rig, sandbox.id), 20)
-    await node.stop()
+    await rig.node.stop()
     assert not rig.runtime.instances
