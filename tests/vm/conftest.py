@@ -18,6 +18,7 @@ from typing import Literal, cast
 
 import pytest
 
+from aenv.images.bundle import GuestBundle
 from tests.vm.support import Lab, Prepared, build_parts, open_files, own_state
 
 
@@ -31,12 +32,18 @@ def vm_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def prepared(vm_folder: Path) -> Prepared:
+def parts(vm_folder: Path) -> tuple[GuestBundle, Path]:
+    """The guest bundle and a root file system."""
+    cache = Path(os.environ.get("AENV_TEST_CACHE", vm_folder / "cache"))
+    return asyncio.run(build_parts(cache))
+
+
+@pytest.fixture(scope="session")
+def prepared(vm_folder: Path, parts: tuple[GuestBundle, Path]) -> Prepared:
     """Boot once with each number of vCPUs and capture."""
+    bundle, image = parts
 
     async def prepare() -> Prepared:
-        cache = Path(os.environ.get("AENV_TEST_CACHE", vm_folder / "cache"))
-        bundle, image = await build_parts(cache)
         folder = vm_folder / "prepared"
         folder.mkdir()
         lab = await Lab.open(folder, bundle, "auto")
@@ -55,7 +62,7 @@ def prepared(vm_folder: Path) -> Prepared:
 
 
 @pytest.fixture
-def nothing_left(prepared: Prepared) -> Iterator[None]:
+def nothing_left() -> Iterator[None]:
     """The test leaves processes, descriptors, namespaces, links and mounts as they were."""
     before, had = own_state(), open_files()
     yield
@@ -68,7 +75,7 @@ def nothing_left(prepared: Prepared) -> Iterator[None]:
 
 
 @pytest.fixture
-async def lab(nothing_left: None, prepared: Prepared, vm_folder: Path) -> AsyncIterator[Lab]:
+async def lab(prepared: Prepared, vm_folder: Path, nothing_left: None) -> AsyncIterator[Lab]:
     """An empty laboratory; what a test leaves alive is ended."""
     folder = Path(tempfile.mkdtemp(dir=vm_folder))
     laboratory = await Lab.open(folder, prepared.bundle, prepared.accel)

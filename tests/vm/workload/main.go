@@ -1,11 +1,12 @@
-// Workload is what the VM tests run inside a guest: it counts, fills memory, writes to the disk and talks to the network, and
-// tells over HTTP on port 7000 whether all it remembers is still true.
+// Workload is what the VM tests run inside a guest: it counts, keeps values, fills memory, writes to the disk and talks to the
+// network, and tells over HTTP on port 7000 whether all it remembers is still true.
 package main
 
 import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -35,6 +36,7 @@ type state struct {
 	memory   []byte
 	traffic  atomic.Bool
 	diskIdle sync.Mutex // held while a file is written
+	values   sync.Map   // what was put, in memory only
 }
 
 func main() {
@@ -50,6 +52,8 @@ func main() {
 		fmt.Fprint(w, s.written.Load(), " ", s.replies.Load())
 	})
 	http.HandleFunc("POST /verify", s.verify)
+	http.HandleFunc("PUT /value/{name}", s.putValue)
+	http.HandleFunc("GET /all", s.all)
 	http.HandleFunc("PUT /file/{name}", s.put)
 	http.HandleFunc("GET /file/{name}", func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, path(r.PathValue("name"))) })
 	http.HandleFunc("POST /panic", func(w http.ResponseWriter, r *http.Request) {
@@ -191,9 +195,45 @@ func (s *state) verify(w http.ResponseWriter, r *http.Request) {
 func (s *state) put(w http.ResponseWriter, r *http.Request) {
 	content, err := io.ReadAll(r.Body)
 	if err == nil {
-		err = os.WriteFile(path(r.PathValue("name")), content, 0o600)
+		err = replace(path(r.PathValue("name")), content)
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
+}
+
+// replace never leaves half a file to whoever reads it after a crash: ext4 writes the content before the new name.
+func replace(name string, content []byte) error {
+	if err := os.WriteFile(name+".new", content, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(name+".new", name)
+}
+
+func (s *state) putValue(w http.ResponseWriter, r *http.Request) {
+	content, err := io.ReadAll(r.Body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	s.values.Store(r.PathValue("name"), string(content))
+}
+
+// all tells the counter, the values, and the files whose names begin with "key".
+func (s *state) all(w http.ResponseWriter, r *http.Request) {
+	values, files := map[string]string{}, map[string]string{}
+	s.values.Range(func(name, value any) bool {
+		values[name.(string)] = value.(string)
+		return true
+	})
+	names, _ := filepath.Glob(path("key*"))
+	for _, name := range names {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		files[filepath.Base(name)] = string(content)
+	}
+	json.NewEncoder(w).Encode(map[string]any{"count": s.counter.Load(), "values": values, "files": files})
 }

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a guest, or a capture of one, has in it."""
+
+    memory: Mapping[str, int]
+    files: Mapping[str, int]
+    disk: Mapping[str, int] | None = None
+    """What of the files is on the disk already, where that can be told."""
+    counted: int = 0
+    """How far a counter in the memory of a process is."""
 
 
 @dataclass
@@ -13,10 +26,12 @@ class Content:
     memory: dict[str, int] = field(default_factory=dict)
     unwritten: dict[str, int] = field(default_factory=dict)
     disk: dict[str, int] = field(default_factory=dict)
+    counted: int = 0
+    """How far the counter was when it was looked at last."""
 
     def copy(self) -> Content:
         """Of its own."""
-        return Content(dict(self.memory), dict(self.unwritten), dict(self.disk))
+        return Content(dict(self.memory), dict(self.unwritten), dict(self.disk), self.counted)
 
     def sync(self) -> None:
         """Files go to the disk."""
@@ -26,6 +41,21 @@ class Content:
     def rebooted(self) -> Content:
         """What is there after a boot."""
         return Content(disk=dict(self.disk))
+
+    def check(self, seen: Seen, where: str) -> None:
+        """Raise AssertionError unless all of this, and nothing else, is what was seen."""
+        files = self.disk | self.unwritten
+        assert seen.memory == self.memory, f"{where}: {seen.memory} in memory instead of {self.memory}"
+        assert seen.files == files, f"{where}: {seen.files} in files instead of {files}"
+        assert seen.disk in (None, self.disk), f"{where}: {seen.disk} on the disk instead of {self.disk}"
+        assert seen.counted >= self.counted, f"{where}: counted {seen.counted} after {self.counted}"
+        self.counted = seen.counted
+
+    def keep_what_was_written(self, unwritten: Mapping[str, int], seen: Seen) -> None:
+        """After a boot: a guest may have written a file, or an older state of it, by itself before."""
+        for key, value in unwritten.items():
+            if self.disk.get(key, 0) < seen.files.get(key, 0) <= value:
+                self.disk[key] = seen.files[key]
 
 
 class Life(StrEnum):
@@ -56,19 +86,22 @@ class Box:
         self.content = self.captured(memory=memory)
         self.life = Life.PAUSED if memory else Life.DISK_ONLY
 
-    def resume(self, *, memory: bool) -> None:
-        """It runs again, booted if there is no memory or none is wanted."""
-        if self.life is Life.DISK_ONLY or not memory:
+    def resume(self, *, memory: bool) -> bool:
+        """It runs again, booted if there is no memory or none is wanted; whether it was booted."""
+        booted = self.life is Life.DISK_ONLY or not memory
+        if booted:
             self.content = self.content.rebooted()
         self.life = Life.RUNNING
+        return booted
 
 
 @dataclass
 class Snap:
-    """A snapshot: what is in it, and of which sandbox it is."""
+    """A snapshot: what is in it, of which sandbox it is, and whether it has the memory."""
 
     content: Content
     source: str
+    memory: bool
 
 
 @dataclass
