@@ -19,7 +19,8 @@ quickstart: setup ## start a server, drive a sandbox through the E2B SDK, print 
 	@$(PY) examples/quickstart.py
 
 .PHONY: test
-test: setup lint go-test ## the quick suite, set-up and checks included: ten minutes
+test: setup ## the quick suite, set-up and checks included: ten minutes
+	@$(MAKE) --no-print-directory --jobs=2 lint go-test
 	@scripts/test -n 2 --no-loadscope-reorder -m "not long" --durations=25 tests
 
 .PHONY: test-long
