@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +113,12 @@ async def test_the_clock_runs_at_the_right_speed(lab: Lab, prepared: Prepared) -
     guest = late[1] - early[1]
     uncertain = (late[2] - late[0]) + (early[2] - early[0])
     assert abs(guest - (late[0] - early[0])) <= uncertain + 0.002
+
+
+async def test_a_vmm_has_no_huge_pages(lab: Lab, prepared: Prepared) -> None:
+    """They would be mostly empty, and each one's own."""
+    instance = await lab.restore(prepared.captures[2])
+    await instance.thaw()
+    await lab.ask(instance, "GET", "/count")
+    rollup = await asyncio.to_thread(Path(f"/proc/{instance.pid}/smaps_rollup").read_text)
+    assert rollup.partition("AnonHugePages:")[2].split()[0] == "0"

@@ -17,6 +17,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ GUEST, GATEWAY, PORT = "169.254.0.21", "169.254.0.22", 49983
 GUEST_MAC, TAP_MAC = "02:ae:00:00:00:15", "02:ae:00:00:00:16"
 TUNSETIFF, TAP_FLAGS = 0x400454CA, 0x0002 | 0x1000 | 0x4000  # a tap, no packet information, vnet header
 PAGE = 4096
+PR_SET_THP_DISABLE = 41
+launching = threading.Lock()
 
 libc = ctypes.CDLL(None, use_errno=True)
 for _call in (libc.process_vm_readv, libc.process_vm_writev):
@@ -141,7 +144,10 @@ class Vm:
             tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
             fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", b"tap0", TAP_FLAGS))
         command = self.command(machine, tap=tap, monitor=theirs.fileno())
-        self.child = subprocess.Popen(command, pass_fds=(tap, theirs.fileno()))
+        with launching:  # without huge pages, which QEMU would use for what is small
+            libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+            self.child = subprocess.Popen(command, pass_fds=(tap, theirs.fileno()))
+            libc.prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
         os.close(tap)
         theirs.close()
         self.lines = self.qmp.makefile("rb")

@@ -18,6 +18,7 @@ from aenv import host
 from aenv.errors import RuntimeFailure
 from aenv.host import MemoryUse
 from aenv.runtimes.qemu import leftovers, monitor
+from aenv.runtimes.qemu.huge_pages import no_huge_pages
 from aenv.runtimes.qemu.monitor import Monitor
 from aenv.tasks import finish
 
@@ -228,16 +229,17 @@ def _launch(
         with monitor.listen(folder) as listener:
             socket_option = f"socket,id=qmp,fd={listener.fileno()},server=on,wait=off"
             name = leftovers.name_arguments(folder)
-            child = subprocess.Popen(
-                [*arguments, *name, "-chardev", socket_option, "-mon", "chardev=qmp,mode=control"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                pass_fds=(*pass_fds, listener.fileno()),
-                start_new_session=True,
-                cwd="/",
-                env=_ENVIRONMENT,
-            )
+            with no_huge_pages():
+                child = subprocess.Popen(
+                    [*arguments, *name, "-chardev", socket_option, "-mon", "chardev=qmp,mode=control"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    pass_fds=(*pass_fds, listener.fileno()),
+                    start_new_session=True,
+                    cwd="/",
+                    env=_ENVIRONMENT,
+                )
     except BaseException:
         os.close(stderr)
         raise
