@@ -13,6 +13,7 @@ from aenv.images.progress import Progress
 from aenv.runtimes.base import BootSpec, Capture, Resources, Runtime
 from aenv.sandboxes.machines import Machines
 from aenv.sandboxes.models import Build, Template
+from aenv.sandboxes.starting import REHEARSAL, SPARE_TIMEOUT
 from aenv.snapshots.captures import Captures
 from aenv.tasks import finish
 from aenv.templates import store, tags
@@ -70,9 +71,11 @@ async def _fits(template: Template, resources: Resources, runtime: Runtime, capt
 
 
 async def _boot_and_capture(spec: BootSpec, machines: Machines, folder: Path) -> Capture:
+    """It rehearses before: what a first command reads and prepares is then in the memory that all share."""
     machine = await machines.boot(spec)
     try:
         await machine.guest.freeze()
+        await machine.guest.warm(REHEARSAL, timeout=SPARE_TIMEOUT)
         await machine.instance.freeze()
         return await machine.instance.capture(folder)
     finally:
