@@ -30,6 +30,12 @@ class Admission:
     def reserve(self, resources: Resources) -> Iterator[None]:
         """Room for one sandbox while the block starts it; in its end it runs. Raises LimitReached."""
         self.check(resources)
+        with self.count(resources):
+            yield
+
+    @contextmanager
+    def count(self, resources: Resources) -> Iterator[None]:
+        """So much is in use during the block, whether there is room for it or not."""
         self._starting.append(resources)
         try:
             yield

@@ -60,10 +60,12 @@ class Rollback:
         core.live.close(sandbox_id)
         await core.telemetry.leave(sandbox_id)
         began = time.time()
+        beside = dataclasses.replace(sandbox.resources, cpu_count=0)  # the old VM's vCPUs stand still
         try:
             await old.instance.freeze()
-            new = await self._start(sandbox, snapshot.build.capture_id)
-            changed = await self._record(sandbox_id, snapshot.build.capture_id, new)
+            with core.admission.count(beside):
+                new = await self._start(sandbox, snapshot.build.capture_id)
+                changed = await self._record(sandbox_id, snapshot.build.capture_id, new)
         except BaseException as error:
             await finish(core.go_on(sandbox, old, Operation.ROLLBACK, error))
             raise

@@ -130,6 +130,32 @@ async def test_paused_sandboxes_count_only_once_they_run_again_after_a_restart(t
             await rig.node.sandboxes.connect(ids[1], 60)
 
 
+async def test_a_rollback_at_the_limit_counts_and_is_not_refused(tmp_path: Path) -> None:
+    total = host.memory().total >> 20
+    overcommit = 2.5 * SIZE["memory_mib"] / total
+    async with limited(tmp_path, 100, memory_overcommit=overcommit, hot_vms=0) as rig:
+        sandboxes, admission = rig.node.sandboxes, rig.node.sandboxes._core.admission
+        sandbox = await rig.create()
+        snapshot = await sandboxes.snapshot(sandbox.id)
+
+        async def starts_beside() -> bool:
+            return admission.used().memory_mib == 2 * SIZE["memory_mib"]
+
+        for failure in (None, RuntimeFailure("ordered")):
+            with rig.runtime.hold("load"):
+                rolling = asyncio.ensure_future(sandboxes.roll_back(sandbox.id, snapshot.snapshot_id))
+                await eventually(starts_beside)
+                assert admission.used().cpus == SIZE["cpu_count"]  # the old VM's vCPUs stand still
+                with pytest.raises(LimitReached, match="1024 of"):
+                    await rig.create()
+                if failure is not None:
+                    rig.runtime.order_failure("load", failure)
+            assert (await asyncio.gather(rolling, return_exceptions=True))[0] is failure
+            assert admission.used().memory_mib == SIZE["memory_mib"]
+        await rig.create()
+        await sandboxes.roll_back(sandbox.id, snapshot.snapshot_id)
+
+
 @pytest.mark.parametrize("wait", [60.0, 0.02])
 async def test_two_hundred_creates_at_once_are_served_or_refused(tmp_path: Path, wait: float) -> None:
     settings = {"max_queued_starts": 150, "max_start_wait": wait, "concurrent_starts": 2}
