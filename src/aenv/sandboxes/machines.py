@@ -78,6 +78,12 @@ class Machines:
         """The layer of the capture that bare VMMs with its key keep open, if they do."""
         return self._runtime.held(capture)
 
+    def loaded(self, capture: Capture) -> int:
+        """Bytes of memory that a VMM gets of its own from the capture, beside the layer that it shares."""
+        shared = self.held(capture)
+        own = [layer for layer in capture.layers if layer.role.startswith("memory") and layer.path != shared]
+        return sum(layer.size or 0 for layer in own)
+
     async def _place(self) -> Place:
         slot = await self._network.acquire()
         folder = self._workspace / ids.new_instance_id()

@@ -15,6 +15,7 @@ from aenv.errors import AenvError, GuestUnresponsive, NoSpace
 from aenv.guest.client import InitRequest
 from aenv.runtimes.base import BareVmm, BootSpec, Capture
 from aenv.sandboxes.activity import Activity
+from aenv.sandboxes.costs import StartCosts
 from aenv.sandboxes.machines import GUEST_TIMEOUT, Machine, Machines, identity, unless_full
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.pools import Pool
@@ -26,9 +27,6 @@ from aenv.snapshots.captures import Captures
 from aenv.tasks import finish
 
 log = structlog.get_logger()
-
-START_BYTES = 128 << 20
-"""Memory that a started VM is taken to need until it can be measured; never more than its guest has."""
 
 SPARE_TIMEOUT = 120.0
 """Seconds that the guest of a hot VM has for each step: in the background it has little of a busy CPU."""
@@ -69,6 +67,7 @@ class Starter:
         self._turns = turns
         self._captures = captures
         self._examples: dict[str, Capture] = {}
+        self._costs = StartCosts()
         self._identifying = asyncio.Semaphore(IDENTIFYING_AT_ONCE)
         self.stopped = StoppedMachines(stopped_vms, machines.destroy)
         self.hot = Pool[Machine](
@@ -134,17 +133,23 @@ class Starter:
                 if isinstance(error, NoSpace):
                     raise
                 log.warning("a spare VM didn't come back", sandbox=sandbox.id, error=str(error))
-        need = min(START_BYTES, sandbox.resources.memory_mib << 20)
-        async with self._turns.turn(group), self.spares.room(need):
+        async with self._turns.turn(group):
             capture = await self._captures.get(sandbox.capture_id)
-            if reboot or not capture.memory:
-                with timings.measure("boot"):
-                    machine = await self._machines.boot(BootSpec(capture, sandbox.resources))
-            else:
-                machine = await self._restore(capture)
-            if together is None:
-                return await self._awaken(machine, sandbox)
-        return await self._awaken(machine, sandbox, together)
+            boots, guest = reboot or not capture.memory, sandbox.resources.memory_mib
+            kind = f"boot {guest}" if boots else self._key(capture)
+            loaded = 0 if boots else self._machines.loaded(capture)
+            async with self.spares.room(self._costs.expected(kind, loaded, guest << 20)):
+                if boots:
+                    with timings.measure("boot"):
+                        machine = await self._machines.boot(BootSpec(capture, sandbox.resources))
+                else:
+                    machine = await self._restore(capture)
+                if together is None:
+                    await self._awaken(machine, sandbox)
+        if together is not None:
+            await self._awaken(machine, sandbox, together)
+        self._costs.note(kind, loaded, machine.memory().private)
+        return machine
 
     def _spare_for(self, sandbox: Sandbox, *, hot: bool) -> Machine | None:
         if hot:

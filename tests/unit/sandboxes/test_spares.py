@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from aenv import host
 from aenv.errors import Overloaded
 from aenv.host import HostMemory, MemoryUse
 from aenv.node import Node
-from aenv.sandboxes import spares
+from aenv.runtimes.base import Capture, Layer
+from aenv.sandboxes import costs, spares
 from aenv.sandboxes.spares import FIRST_GUESS, MARGIN, MemoryPlan, Spares
 from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
 from tests.unit.sandboxes.spare import Thing, end
@@ -192,6 +194,62 @@ async def test_a_node_without_memory_refuses_to_start_and_keeps_what_is_paused(
         assert (await node.sandboxes.get(sandbox.id)).state == "paused"
         monkeypatch.setattr(node.starter.spares, "_memory", host.memory)
         await asyncio.gather(rig.create(), node.sandboxes.resume(sandbox.id, 60))
+    finally:
+        await node.stop()
+
+
+def test_a_start_is_judged_by_the_dearest_of_its_kind_lately() -> None:
+    starts, most = costs.StartCosts(), 1 << 40
+    assert starts.expected("a", 0, most) == costs.FIRST_GUESS
+    assert starts.expected("a", 5, most) == costs.FIRST_GUESS + 5
+    assert starts.expected("a", 5, 1000) == 1000
+    starts.note("a", 10, 0)  # it had ended
+    assert starts.expected("a", 0, most) == costs.FIRST_GUESS
+    starts.note("a", 10, 20)
+    assert starts.expected("a", 0, most) == costs.FLOOR
+    starts.note("a", 1 << 30, 3 << 30)
+    assert starts.expected("a", 7, most) == (2 << 30) + 7
+    assert starts.expected("b", 0, most) == costs.FIRST_GUESS
+    for _ in range(costs.REMEMBERED):
+        starts.note("a", 0, costs.FLOOR + 1)
+    assert starts.expected("a", 0, most) == costs.FLOOR + 1
+    for number in range(costs.KINDS):
+        starts.note(f"another {number}", 0, 1)
+    assert starts.expected("a", 0, most) == costs.FIRST_GUESS
+
+
+async def test_a_start_that_would_cost_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it costs is known from others, and from what its capture holds."""
+    off = {"hot_vms": 0, "bare_vms": 0, "stopped_vms": 0}
+    settings = fake_settings(tmp_path, reserved_memory_mib=1000, memory_mib=4096, **off)
+    node = Node(settings)
+    await node.start()
+    try:
+        rig = Rig(node, settings)
+        rig.runtime.holds_memory = True
+        rig.runtime.memory = MemoryUse(private=300 << 20)
+        available = 1200 << 20
+        monkeypatch.setattr(node.starter.spares, "_memory", lambda: HostMemory(8000 << 20, available))
+        sandbox = await rig.create()
+        with pytest.raises(Overloaded, match="1200 MiB"):
+            await rig.create()
+        available = 1301 << 20
+        await rig.create()
+        await node.sandboxes.pause(sandbox.id)
+        get = node.captures.get
+
+        async def with_delta(capture_id: str) -> Capture:
+            capture = await get(capture_id)
+            delta = Layer("memory-delta", tmp_path / "delta", 2 << 30)
+            return dataclasses.replace(capture, layers=(*capture.layers, delta))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.captures, "get", with_delta)
+            with pytest.raises(Overloaded):
+                await node.sandboxes.resume(sandbox.id, 60)
+        await node.sandboxes.resume(sandbox.id, 60)
     finally:
         await node.stop()
 
