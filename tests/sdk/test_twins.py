@@ -74,6 +74,17 @@ def test_children_are_their_own(parent: Any) -> None:
             child.kill()
 
 
+def test_the_clock_of_a_sandbox_is_right_though_it_stood_still_for_snapshots(
+    client: Client, parent: Any
+) -> None:
+    for _ in range(20):
+        snapshot = parent.create_snapshot(name="clock")  # it stands still for some 30 ms and more
+    client.sandbox_class.delete_snapshot(snapshot.snapshot_id, **client.options)
+    before = time.time()
+    late = before - float(_run(parent, "date +%s.%N"))
+    assert late < 0.3
+
+
 def test_a_hook_lets_a_process_that_was_copied_draw_other_numbers(parent: Any) -> None:
     children = parent.fork(count=3)
     try:

@@ -80,10 +80,17 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 
 func readInit(w http.ResponseWriter, r *http.Request) (*initRequest, error) {
 	req := &initRequest{}
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInitSize)).Decode(req); err != nil {
-		return nil, fmt.Errorf("malformed body: %w", err)
+	if err := read(w, r, req); err != nil {
+		return nil, err
 	}
 	return req, req.validate()
+}
+
+func read(w http.ResponseWriter, r *http.Request, into any) error {
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInitSize)).Decode(into); err != nil {
+		return fmt.Errorf("malformed body: %w", err)
+	}
+	return nil
 }
 
 func (r *initRequest) validate() error {
@@ -201,10 +208,24 @@ func (s *Server) hold() error {
 	return nil
 }
 
-// unfreeze lets user processes run on in the VM that was captured.
-func (s *Server) unfreeze(w http.ResponseWriter, _ *http.Request) {
+// unfreeze lets user processes run on in the VM that was captured. If there is a body, it tells what time it is: the guest's
+// clock, which stood still with the VM, is put forward first.
+func (s *Server) unfreeze(w http.ResponseWriter, r *http.Request) {
 	s.capture.Lock()
 	defer s.capture.Unlock()
+	if r.ContentLength != 0 {
+		var req struct {
+			Timestamp timestamp `json:"timestamp"`
+		}
+		if err := read(w, r, &req); err != nil {
+			rest.Error(w, http.StatusBadRequest, "%v", err)
+			return
+		}
+		if err := s.catchUp(req.Timestamp.Time); err != nil {
+			rest.Error(w, http.StatusInternalServerError, "%v", err)
+			return
+		}
+	}
 	if s.captured {
 		if err := s.thaw(false); err != nil {
 			rest.Error(w, http.StatusInternalServerError, "%v", err)
@@ -212,6 +233,14 @@ func (s *Server) unfreeze(w http.ResponseWriter, _ *http.Request) {
 		}
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// catchUp puts the clock forward. It is never put back, as a request that was long on its way would do.
+func (s *Server) catchUp(now time.Time) error {
+	if time.Until(now) <= 0 {
+		return nil
+	}
+	return s.guest.SetClock(now)
 }
 
 // thaw ends the freeze. restored says that this VM is not the one that was captured. The caller holds capture.

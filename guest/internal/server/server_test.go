@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -176,6 +177,24 @@ func TestInitSetsTheClockOnlyWhenItIsWrong(t *testing.T) {
 	f.expect(204, "POST", "/init", `{"timestamp":4102444800000000000}`)
 	if len(f.kernel.calls) != 2 || f.kernel.clock.Unix() != 4102444800 {
 		t.Error(f.kernel.calls, f.kernel.clock)
+	}
+}
+
+func TestUnfreezePutsTheClockForwardFirst(t *testing.T) {
+	f := newFixture(t)
+	ns := func(d time.Duration) string { return strconv.FormatInt(time.Now().Add(d).UnixNano(), 10) }
+	f.expect(204, "POST", "/freeze", "")
+	f.expect(204, "POST", "/unfreeze", `{"timestamp":`+ns(time.Hour)+`}`)
+	f.expect(204, "POST", "/unfreeze", `{"timestamp":`+ns(time.Hour)+`}`) // it runs already
+	if want := []string{"freeze", "clock", "thaw", "clock"}; !slices.Equal(f.kernel.calls, want) {
+		t.Fatal(f.kernel.calls)
+	}
+	f.kernel.calls = nil
+	f.expect(204, "POST", "/freeze", "")
+	f.expect(400, "POST", "/unfreeze", `{"timestamp":"yesterday"}`)
+	f.expect(204, "POST", "/unfreeze", `{"timestamp":`+ns(-time.Hour)+`}`) // a request that was long on its way
+	if want := []string{"freeze", "thaw"}; !slices.Equal(f.kernel.calls, want) {
+		t.Error(f.kernel.calls)
 	}
 }
 

@@ -187,9 +187,9 @@ class EnvdClient:
         """`freeze`, then put all that was written on the disk, which stays so until `unfreeze`."""
         await self._post("sync", None, timeout)
 
-    async def unfreeze(self, *, timeout: float = 5.0) -> None:
-        """Let the user's processes run again. Idempotent."""
-        await self._post("unfreeze", None, timeout)
+    async def unfreeze(self, *, set_clock: bool = False, timeout: float = 5.0) -> None:
+        """Let the user's processes run again; `set_clock` tells the guest the time before. Idempotent."""
+        await self._post("unfreeze", {"timestamp": time.time_ns()} if set_clock else None, timeout)
 
     async def warm(self, request: InitRequest, *, timeout: float = CALL_TIMEOUT) -> None:
         """Let a captured guest rehearse an `init` and a command, so that the real ones are quick."""

@@ -45,6 +45,8 @@ class FakeGuest:
         self.on_sync: Callable[[], None] = lambda: None
         """Called before anything is written to the disk."""
         self.identity: dict[str, Any] = {}
+        self.clock = 0.0
+        """When it was last told the time without an identity."""
         self.responsive = asyncio.Event()
         self.responsive.set()
         self._running = asyncio.Event()
@@ -105,8 +107,10 @@ class FakeGuest:
         self.memory["frozen"] = True
         return web.Response(status=204)
 
-    async def _unfreeze(self, _request: web.Request) -> web.Response:
+    async def _unfreeze(self, request: web.Request) -> web.Response:
         await self._turn()
+        if request.can_read_body:
+            self.clock = (await request.json())["timestamp"] / 1e9
         self.memory["frozen"] = False
         return web.Response(status=204)
 

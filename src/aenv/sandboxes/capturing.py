@@ -81,25 +81,26 @@ async def take_in_passing(machine: Machine, captures: Captures, *, memory: bool)
         with timings.measure("stop"):
             await machine.instance.freeze()
         # Sent now, the request waits at the guest's door and is served the moment its vCPUs run.
-        going_on = asyncio.ensure_future(_unfreeze_guest(machine))
-        going_on.add_done_callback(frozen.stop)
+        unfrozen = asyncio.ensure_future(_unfreeze_guest(machine))
+        unfrozen.add_done_callback(frozen.stop)
+        going_on = asyncio.ensure_future(_set_clock_after(unfrozen, machine))
         try:
             with timings.measure("capture"):
                 capture = await machine.instance.capture(folder, thaw=True, memory=memory)
         finally:
             await finish(_wait(going_on))
         if not going_on.result():  # it took so long that the request had given up
-            await _unfreeze_guest(machine)
+            await _unfreeze_guest(machine, set_clock=True)
     return Captured(capture_id, capture, guest_unresponsive=False)
 
 
 async def release(machine: Machine) -> None:
-    """Let a frozen machine go on: its vCPUs first, then the guest's processes.
+    """Let a frozen machine go on: its vCPUs first, then the guest's processes, which find the clock right.
 
     Raises what `thaw` raises. An agent that doesn't answer is logged: the VM itself is whole.
     """
     await machine.instance.thaw()
-    await _unfreeze_guest(machine)
+    await _unfreeze_guest(machine, set_clock=True)
 
 
 @asynccontextmanager
@@ -117,10 +118,18 @@ async def _wait(future: asyncio.Future[bool]) -> None:
     await asyncio.wait([future])
 
 
-async def _unfreeze_guest(machine: Machine) -> bool:
+async def _set_clock_after(unfrozen: asyncio.Future[bool], machine: Machine) -> bool:
+    """When the guest goes on, tell it the time: nobody knew before for how long it would stand still.
+
+    Its processes don't wait for that. Returns whether they go on.
+    """
+    return await unfrozen and await _unfreeze_guest(machine, set_clock=True)
+
+
+async def _unfreeze_guest(machine: Machine, *, set_clock: bool = False) -> bool:
     try:
         async with asyncio.timeout(FREEZE_TIMEOUT):
-            await machine.guest.unfreeze()
+            await machine.guest.unfreeze(set_clock=set_clock)
     except (AenvError, TimeoutError) as error:
         log.error("the guest agent doesn't let processes go on", instance=machine.id, error=repr(error))
         return False

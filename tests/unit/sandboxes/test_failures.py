@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +100,42 @@ async def test_processes_go_on_though_the_first_request_to_let_them_was_lost(
     guest = _machine(rig, sandbox.id).guest
     unfreeze, asked = guest.unfreeze, 0
 
-    async def deaf_once() -> None:
+    async def deaf_once(**named: bool) -> None:
         nonlocal asked
         asked += 1
         if asked == 1:
             raise GuestUnresponsive("the capture took too long")
-        await unfreeze()
+        await unfreeze(**named)
 
     monkeypatch.setattr(guest, "unfreeze", deaf_once)
     await rig.node.sandboxes.snapshot(sandbox.id)
     assert await rig.read(sandbox.id, "frozen") is False
+
+
+@pytest.mark.parametrize("operation", ["snapshot", "fork", "failed pause"])
+async def test_a_guest_that_stood_still_is_told_the_time(rig: Rig, operation: str) -> None:
+    sandbox, sandboxes = await rig.create(), rig.node.sandboxes
+    instance = await rig.instance(sandbox.id)
+
+    async def do() -> None:
+        if operation == "fork":
+            await sandboxes.fork(sandbox.id, 1)
+        elif operation == "snapshot":
+            await sandboxes.snapshot(sandbox.id)
+        else:
+            rig.runtime.order_failure("capture", RuntimeFailure("ordered"))
+            with pytest.raises(RuntimeFailure):
+                await sandboxes.pause(sandbox.id)
+
+    async def stands_still() -> bool:
+        return instance.frozen
+
+    with rig.runtime.hold("thaw"):
+        doing = asyncio.ensure_future(do())
+        await eventually(stands_still)
+        until = time.time()
+    await doing
+    assert until <= instance.guest.clock <= time.time()
 
 
 async def test_a_child_that_fails_unforeseen_does_not_hide_its_siblings(
