@@ -54,15 +54,15 @@ def merge_from(sizes: Sequence[int], most: int) -> int | None:
 def merge(overlays: Sequence[Path], target: Path, go_on: Callable[[], None] = lambda: None) -> None:
     """Write the new overlay `target` that reads as `overlays`, lowest first, do one over the other.
 
-    Clusters that read as zeros whatever is below stay so. Blocking; `go_on` is called now and then, and what
-    it raises ends the work. Raises OSError, or RuntimeFailure if an overlay is damaged or can't be
-    understood; `target` is then removed.
+    Clusters that read as zeros whatever is below stay so. Upper overlays may be of a disk that has grown.
+    Blocking; `go_on` is called now and then, and what it raises ends the work. Raises OSError, or
+    RuntimeFailure if an overlay is damaged or can't be understood; `target` is then removed.
     """
     with ExitStack() as stack:
         sources = [_Source.open(path, stack) for path in overlays]
-        sizes = {source.virtual_size for source in sources}
-        if len(sizes) != 1:
-            raise RuntimeFailure(f"overlays of different disks can't be merged: {sorted(sizes)} bytes")
+        sizes = [source.virtual_size for source in sources]
+        if sizes != sorted(sizes):
+            raise RuntimeFailure(f"overlays of different disks can't be merged: {sizes} bytes")
         found = [source.tables() for source in sources]
         used = sorted({number for tables in found for number in tables})
         entries: Entries = np.zeros((len(used), L2_ENTRIES), dtype=np.uint64)
@@ -149,7 +149,8 @@ def _write(to: int, plan: _Plan, go_on: Callable[[], None]) -> None:
     """Tables first, then the data in the order of the disk."""
     used = plan.used
     data = np.flatnonzero(plan.entries > _ZERO)
-    l1_entries = plan.sources[0].l1_entries
+    largest = plan.sources[-1]
+    l1_entries = largest.l1_entries
     l1_clusters = max(1, -(-l1_entries * 8 // CLUSTER))
     blocks = table = 0
     while True:  # the counts of all clusters need clusters, which are counted too
@@ -168,7 +169,7 @@ def _write(to: int, plan: _Plan, go_on: Callable[[], None]) -> None:
     l1[list(used)] = _clusters(l2_at, len(used)) | _COPIED
 
     os.ftruncate(to, total * CLUSTER)
-    _put(to, header(plan.sources[0].virtual_size, l1_entries, l1_at, table_clusters=table), 0)
+    _put(to, header(largest.virtual_size, l1_entries, l1_at, table_clusters=table), 0)
     _put(to, _clusters(1 + table, blocks).astype(_BIG).tobytes(), CLUSTER)
     _put(to, np.ones(total, dtype=">u2").tobytes(), (1 + table) * CLUSTER)
     _put(to, l1.astype(_BIG).tobytes(), l1_at * CLUSTER)

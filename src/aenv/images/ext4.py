@@ -39,8 +39,10 @@ RECIPE = (*_FEATURES, *_EXTENDED, str(_JOURNAL_MIB))
 """Everything that decides the form of an image, for those who name images by how they are made."""
 
 
-async def make_image(tree: Path, target: Path, *, size_mib: int, label: str) -> None:
+async def make_image(tree: Path | None, target: Path, *, size_mib: int, label: str) -> None:
     """Write `target`, a new sparse file of `size_mib` MiB: an ext4 file system with the content of `tree`.
+
+    Without a tree it is empty.
 
     Owners, modes, devices, links and extended attributes are kept, so this needs root.
 
@@ -52,7 +54,8 @@ async def make_image(tree: Path, target: Path, *, size_mib: int, label: str) -> 
         [
             *("mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0", "-L", label),
             *("-J", f"size={_JOURNAL_MIB}", "-O", ",".join(_FEATURES), "-E", ",".join(_EXTENDED)),
-            *("-d", tree, target),
+            *(() if tree is None else ("-d", tree)),
+            target,
         ]
     )
 

@@ -14,9 +14,11 @@ from aenv.errors import HostNotReady
 TOOLS = MappingProxyType(
     {
         "qemu-system-x86_64": "qemu-system-x86",
+        "qemu-storage-daemon": "qemu-system-common",
         "qemu-img": "qemu-utils",
         "mmdebstrap": "mmdebstrap",
         "mke2fs": "e2fsprogs",
+        "resize2fs": "e2fsprogs",
         "dpkg-deb": "dpkg",
         "apt-get": "apt",
         "nft": "nftables",

@@ -17,11 +17,12 @@ A VM outlives the server that started it: the next one finds, adopts or ends it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from aenv.disks.edits import Edit
 from aenv.host import MemoryUse
 from aenv.network.base import Slot
 
@@ -189,6 +190,25 @@ class Runtime(Protocol):
         """Boot from `spec.disk`. The vCPUs run when this returns; envd may not be up yet.
 
         Raises `RuntimeFailure` for a capture by another kind of runtime.
+        """
+
+    async def edit_disk(
+        self,
+        disk: Capture | None,
+        folder: Path,
+        edits: Sequence[Edit],
+        *,
+        disk_mib: int,
+        say: Callable[[str], None],
+    ) -> Capture:
+        """A capture without memory: the disk of another, or an empty file system, changed by `edits`.
+
+        New layers are in `folder` (exists, empty); those of `disk` are only read. Its file system grows to
+        `disk_mib`; it can't shrink. Lines that tell how far it is go to `say`. Cancelled, it waits until the
+        work has stopped; what is in the folder is then, and after a failure, the caller's to remove.
+
+        Raises InvalidRequest if an edit is refused or there is too little room on the disk, HostNotReady,
+        NoSpace, RuntimeFailure.
         """
 
     async def spawn(self, capture: Capture, place: Place, *, background: bool = False) -> BareVmm:

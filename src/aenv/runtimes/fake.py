@@ -13,12 +13,13 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aenv.errors import AenvError, NoSpace, RuntimeFailure
+from aenv.disks.edits import Edit
+from aenv.errors import AenvError, InvalidRequest, NoSpace, RuntimeFailure
 from aenv.host import MemoryUse
 from aenv.runtimes.base import BareVmm, BootSpec, Capture, Instance, Layer, Place, Resources, RuntimeIdentity
 from aenv.runtimes.fake_guest import FakeGuest
@@ -245,6 +246,29 @@ class FakeRuntime:
             await instance.stop()
             raise
         return instance
+
+    async def edit_disk(
+        self,
+        disk: Capture | None,
+        folder: Path,
+        edits: Sequence[Edit],
+        *,
+        disk_mib: int,
+        say: Callable[[str], None],
+    ) -> Capture:
+        """A disk that remembers, under `edits`, which functions were called with what."""
+        if disk is not None and disk_mib < disk.resources.disk_mib:
+            raise InvalidRequest(f"a disk of {disk.resources.disk_mib} MiB can't shrink to {disk_mib} MiB")
+        content = {} if disk is None else (await _contents(disk))["disk"]
+        await self.turn("edit")
+        self.fail_if_ordered("edit")
+        for edit in edits:
+            say(edit.function)
+        done = [[edit.function, dict(edit.arguments)] for edit in edits]
+        content["edits"] = [*content.get("edits", ()), *done]
+        layer = Layer("disk", folder / "disk.json")
+        await asyncio.to_thread(layer.path.write_text, json.dumps(content))
+        return Capture(self.identity, Resources(0, 0, disk_mib), (layer,), memory=False)
 
     async def spawn(self, capture: Capture, place: Place, *, background: bool = False) -> BareVmm:
         """A bare VMM for captures like this one."""

@@ -153,10 +153,21 @@ def test_a_damaged_overlay_is_refused(tmp_path: Path, damage: object, words: str
 
 def test_overlays_of_different_disks_are_not_merged(tmp_path: Path) -> None:
     overlays = [tmp_path / "0", tmp_path / "1"]
-    for number, path in enumerate(overlays, 1):
+    for number, path in enumerate(reversed(overlays), 1):
         create_overlay(path, SIZE * number)
     with pytest.raises(RuntimeFailure, match="different disks"):
         merge(overlays, tmp_path / "merged")
+
+
+def test_overlays_of_a_disk_that_has_grown_are_merged(tmp_path: Path) -> None:
+    overlays = [tmp_path / "0", tmp_path / "1"]
+    for number, path in enumerate(overlays, 1):
+        create_overlay(path, SIZE * number)
+        run("qemu-io", "-c", f"write -P {number} {SIZE * (number - 1)} 1M", str(path))
+    merge(overlays, tmp_path / "merged")
+    for number in (1, 2):
+        checked = f"read -P {number} {SIZE * (number - 1)} 1M"
+        assert "verification failed" not in run("qemu-io", "-c", checked, str(tmp_path / "merged"))
 
 
 def test_what_is_written_stays_in_proportion_to_what_changed() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
 from aenv.disks.chain import placeholder, root_over
+from aenv.disks.editing import edit_new_disk, edit_overlay
+from aenv.disks.edits import Edit
 from aenv.errors import HostNotReady, InvalidRequest, RuntimeFailure
 from aenv.full import write_failure
 from aenv.images.bundle import GuestBundle
@@ -125,6 +127,30 @@ class QemuRuntime:
             workers=self._workers,
             workshop=self._workshop,
         )
+
+    async def edit_disk(
+        self,
+        disk: Capture | None,
+        folder: Path,
+        edits: Sequence[Edit],
+        *,
+        disk_mib: int,
+        say: Callable[[str], None],
+    ) -> Capture:
+        """A raw disk, or one more overlay; see `aenv.runtimes.base.Runtime.edit_disk`."""
+        if disk is None:
+            layers = DiskLayers(folder / "disk.raw", ())
+            await edit_new_disk(layers.base, disk_mib, edits, say)
+        else:
+            if disk_mib < disk.resources.disk_mib:
+                raise InvalidRequest(
+                    f"a disk of {disk.resources.disk_mib} MiB can't shrink to {disk_mib} MiB"
+                )
+            below = self._disk_of(disk)
+            target = folder / "disk-0.qcow2"
+            layers = DiskLayers(below.base, (*below.overlays, target))
+            await edit_overlay(target, (below.base, *below.overlays), disk_mib, edits, say)
+        return Capture(self.identity, Resources(0, 0, disk_mib), layers.layers(), memory=False)
 
     async def spawn(self, capture: Capture, place: Place, *, background: bool = False) -> QemuBareVmm:
         """Start a VMM process that can `load` captures with the key of `capture`."""
