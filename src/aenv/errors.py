@@ -2,6 +2,8 @@
 
 AenvError
 ├── InvalidRequest        400  the request is wrong; sending it again can't help
+│   └── ImageUnusable          an image can't be used: refused, damaged, not for this machine
+│       └── ImageMissing       its registry doesn't have it, or not for who asked
 ├── Unauthorized          401  missing or wrong API key or token
 ├── NotFound              404
 │   ├── SandboxNotFound
@@ -18,6 +20,7 @@ AenvError
 ├── StorageFailure        500  what is on the host's disk can't be read, or it can't be written
 │   └── NoSpace           507  the host's disk is full
 ├── HostNotReady          500  a tool, a device or a permission is missing on the host
+├── RegistryUnavailable   502  an image's registry can't be reached, or it fails
 ├── LimitReached          429  no more sandboxes may run than run already
 ├── Overloaded            503  try again after `retry_after`
 └── ShuttingDown          503  the server is stopping
@@ -61,6 +64,14 @@ class InvalidRequest(AenvError):
 
     status = 400
     retry = Retry.PERMANENT
+
+
+class ImageUnusable(InvalidRequest):
+    """A container image can't be had or used; the message says which and why."""
+
+
+class ImageMissing(ImageUnusable):
+    """A registry says that there is no such image, or none for who asks."""
 
 
 class Unauthorized(AenvError):
@@ -167,6 +178,13 @@ class HostNotReady(AenvError):
     """The host lacks a tool, a device or a permission; the message says how to get it."""
 
     retry = Retry.PERMANENT
+
+
+class RegistryUnavailable(AenvError):
+    """A registry can't be reached or fails. What was downloaded is kept for the next try."""
+
+    status = 502
+    retry = Retry.TRANSIENT
 
 
 class LimitReached(AenvError):

@@ -14,6 +14,8 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from aenv.images.reference import DOCKER_HUB, checked_registry
+
 HTTPS_PORT = 443
 DEFAULT_TLS_PORT = 8443
 
@@ -32,6 +34,11 @@ def checked_domain(given: str) -> str:
             "it must be a domain with a dot in it, such as sb.test, perhaps with a port behind it"
         )
     return domain
+
+
+def listed(given: str) -> tuple[str, ...]:
+    """What stands between the commas."""
+    return tuple(item.strip() for item in given.split(",") if item.strip())
 
 
 class Settings(BaseSettings):
@@ -114,6 +121,17 @@ class Settings(BaseSettings):
         10.0, ge=0, description="Seconds between samples of each sandbox's metrics and logs; 0 takes none"
     )
 
+    image_registries: str = Field(
+        DOCKER_HUB,
+        description="Registries where images without a host in their name are looked for, in order: `a,b`",
+    )
+    insecure_registries: str = Field(
+        "", description="Registries that may be without TLS, beside those on this machine: `host,host:port`"
+    )
+    image_cache_mib: int = Field(
+        20480, ge=0, description="Most disk space for layers of images as they were pulled, MiB"
+    )
+
     log_format: Literal["text", "json"] = Field(
         "text", description="What the server logs: `text` for people, or one `json` object a line"
     )
@@ -137,6 +155,13 @@ class Settings(BaseSettings):
         needed = "tls_cert" if info.field_name == "tls_key" else "domain"
         if given is not None and info.data.get(needed) is None:
             raise ValueError(f"it needs {needed} beside it")
+        return given
+
+    @field_validator("image_registries", "insecure_registries")
+    @classmethod
+    def _check_registries(cls, given: str) -> str:
+        for name in listed(given):
+            checked_registry(name)
         return given
 
     @property
@@ -171,6 +196,11 @@ class Settings(BaseSettings):
     def images_dir(self) -> Path:
         """Root file systems, immutable."""
         return self.home / "images"
+
+    @property
+    def blobs_dir(self) -> Path:
+        """Manifests and layers of images, as they were pulled."""
+        return self.home / "blobs"
 
     @property
     def workspace_dir(self) -> Path:

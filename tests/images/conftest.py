@@ -1,0 +1,50 @@
+"""Registries that the tests of a run share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from aenv.images.blobs import BlobStore
+from aenv.images.catalog import ImageCatalog
+from aenv.images.manifests import Platform
+from aenv.images.retries import Patience
+from tests.images.registries import Registry, running_registry
+
+QUICK = Patience(attempts=3, first=0.01, longest=1.0)
+"""So that tests of failures end."""
+
+AMD64 = Platform("linux", "amd64")
+"""What the images of the tests are for, whatever runs the tests."""
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry for everybody."""
+    with running_registry(tmp_path_factory.mktemp("registry")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def secret_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry that wants a password."""
+    with running_registry(tmp_path_factory.mktemp("registry"), secret=True) as started:
+        yield started
+
+
+@pytest.fixture
+async def blobs(tmp_path: Path) -> BlobStore:
+    """An empty store."""
+    store = BlobStore(tmp_path / "blobs", max_bytes=1 << 30, patience=QUICK)
+    await store.open()
+    return store
+
+
+@pytest.fixture
+async def catalog(tmp_path: Path) -> AsyncIterator[ImageCatalog]:
+    """Finds images for machines with amd64; there is no docker configuration."""
+    config = tmp_path / "docker" / "config.json"
+    async with ImageCatalog(docker_config=config, platform=AMD64, patience=QUICK, idle_seconds=5) as made:
+        yield made
