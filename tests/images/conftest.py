@@ -12,6 +12,7 @@ from aenv.images.catalog import ImageCatalog
 from aenv.images.manifests import Platform
 from aenv.images.retries import Patience
 from tests.images.registries import Registry, running_registry
+from tests.images.scripted import ScriptedServer, scripted_server
 
 QUICK = Patience(attempts=3, first=0.01, longest=1.0)
 """So that tests of failures end."""
@@ -48,3 +49,17 @@ async def catalog(tmp_path: Path) -> AsyncIterator[ImageCatalog]:
     config = tmp_path / "docker" / "config.json"
     async with ImageCatalog(docker_config=config, platform=AMD64, patience=QUICK, idle_seconds=5) as made:
         yield made
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    """A registry that misbehaves as the test says."""
+    async with scripted_server() as started:
+        yield started
+
+
+@pytest.fixture
+async def other_server() -> AsyncIterator[ScriptedServer]:
+    """Another host: a token server, or a store of blobs."""
+    async with scripted_server() as started:
+        yield started

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aenv.images.blobs import BlobStore
@@ -35,3 +38,11 @@ async def pull(
     """All of an image; its files may go at once."""
     async with catalog.named(name, credentials).open(blobs, progress or NoProgress()) as opened:
         return await opened.fetch()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what must happen soon."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it didn't happen in time"
+        await asyncio.sleep(0.01)
