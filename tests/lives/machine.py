@@ -6,13 +6,14 @@ A failing run prints the steps that led to it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -32,6 +33,9 @@ WHICH = st.integers(0, 99)
 
 FAILURE = st.sampled_from([None] * 6 + ["freeze", "capture", "load", "thaw", "spawn", "boot"] + [1, 2, 3, 4])
 """What goes wrong below an operation, if anything: a step of the runtime, or the nth transaction."""
+
+AMID = ["pause", "connect", "fork", "snapshot", "roll_back", "kill", "create"]
+"""What a server may be killed in the middle of."""
 
 MEETING = st.lists(st.sampled_from(["pause", "connect", "fork", "kill"]), min_size=2, max_size=4)
 """Requests that come at once."""
@@ -61,9 +65,10 @@ class Lives(RuleBasedStateMachine):
     most = 6
     """Sandboxes at a time: enough to meet, few enough to be quick."""
 
+    world: World
+
     def __init__(self) -> None:
         super().__init__()
-        self.world = self.new_world()
         self._model = Model()
         self._keys = 0
         self._last = ""
@@ -72,9 +77,16 @@ class Lives(RuleBasedStateMachine):
         """The world for one life."""
         raise NotImplementedError
 
+    @initialize(number=st.integers(0, 1 << 32))
+    def begin(self, number: int) -> None:
+        """Not with the simplest life, with which hypothesis begins: the same few steps again and again."""
+        assume(number)
+        self.world = self.new_world()
+
     def teardown(self) -> None:
         """Remove all."""
-        self.world.close()
+        if hasattr(self, "world"):
+            self.world.close()
 
     def _one(self, which: int, *lives: Life) -> str:
         found = self._model.in_life(*lives)
@@ -87,8 +99,8 @@ class Lives(RuleBasedStateMachine):
         return len(self._model.boxes) < self.most
 
     def _is_news(self) -> bool:
-        """Whether a restart or a compaction finds something else than the one before."""
-        return self._last not in ("restart", "compact")
+        """Whether a restart, a crash or a compaction finds something else than the one before."""
+        return self._last not in ("restart", "crash", "crash_amid", "compact")
 
     def _attempt(self, failure: str | int | None, operation: str, *arguments: Any, **named: Any) -> Any:
         """The result of an operation on sandboxes, or its error if it was told to fail."""
@@ -293,7 +305,7 @@ class Lives(RuleBasedStateMachine):
         for sandbox_id in self._model.in_life(Life.RUNNING):
             self._model.boxes[sandbox_id].pause(memory=True)
 
-    @precondition(lambda self: self._model.boxes)
+    @precondition(lambda self: self._model.boxes and self._is_news())
     @step(dead=st.sets(WHICH, max_size=2))
     def crash(self, dead: set[int]) -> None:
         """The server is killed, some VMMs with it; the next one goes on with those that live."""
@@ -302,6 +314,70 @@ class Lives(RuleBasedStateMachine):
         self.world.crash(killed)
         for sandbox_id in killed:
             self._model.lose(sandbox_id)
+
+    @precondition(lambda self: self._model.boxes and self._is_news())
+    @step(which=WHICH, operation=st.sampled_from(AMID), moment=WHICH)
+    def crash_amid(self, which: int, operation: str, moment: int) -> None:
+        """The server is killed while it does something: it has been done, or it has not."""
+        sandbox_id = self._one(which, *Life)
+        arguments: tuple[Any, ...] = (sandbox_id,)
+        named: dict[str, Any] = {}
+        snap = None
+        if operation == "create":
+            arguments = (CreateSandbox("base", LONG, auto_pause=True, auto_resume=True),)
+        elif operation == "connect":
+            arguments = (sandbox_id, LONG)
+        elif operation == "fork":
+            arguments = (sandbox_id, 2)
+        elif operation == "pause":
+            named = {"memory": moment % 2 == 0}
+        elif operation == "roll_back":
+            own = [name for source, name in self._model.own_snaps() if source == sandbox_id]
+            name = next((each for each in own if self._model.snaps[each].memory), "none")
+            arguments, snap = (sandbox_id, name), self._model.snaps.get(name)
+        self.world.crash_amid(operations.attempt_anyhow, operation, arguments, named, moment=moment)
+        self._find_out(sandbox_id, operation, memory=named.get("memory", True))
+        if snap is not None:
+            self._may_have_gone_back(sandbox_id, snap)
+
+    def _find_out(self, sandbox_id: str, operation: str, *, memory: bool) -> None:
+        """What has been done to a sandbox, of which nothing but one operation may have changed anything."""
+        box = self._model.boxes[sandbox_id]
+        rows = self.world.call(operations.rows)
+        self._find_new(rows, operation, box)
+        for name in set(self.world.call(operations.snapshots)) - set(self._model.snaps):
+            assert operation == "snapshot", f"{name} came out of {operation}"
+            self._model.snaps[name] = Snap(box.captured(memory=True), sandbox_id, memory=True)
+        if sandbox_id not in rows:
+            assert operation == "kill", f"{operation} ended sandbox {sandbox_id}"
+            del self._model.boxes[sandbox_id]
+        elif rows[sandbox_id].state is State.PAUSED and box.life is Life.RUNNING:
+            assert operation == "pause", f"{operation} paused sandbox {sandbox_id}"
+            box.pause(memory=memory)
+        elif rows[sandbox_id].state is State.RUNNING and box.life is not Life.RUNNING:
+            assert operation == "connect", f"{operation} resumed sandbox {sandbox_id}"
+            self._resumed(sandbox_id, memory=True)
+        elif box.life is Life.RUNNING:
+            self._may_have_synced(sandbox_id)
+
+    def _find_new(self, rows: Mapping[str, Sandbox], operation: str, parent: Box) -> None:
+        """Sandboxes whose request got no answer."""
+        for new in [each for each in rows if each not in {*self._model.boxes, *self._model.lost}]:
+            assert operation in ("create", "fork"), f"{new} came out of {operation}"
+            if operation == "fork":
+                self._model.boxes[new] = Box(parent.content.copy(), parent.auto_pause)
+            else:
+                self._model.boxes[new] = Box(Content(), auto_pause=True)
+                self.world.began(new)
+
+    def _may_have_gone_back(self, sandbox_id: str, snap: Snap) -> None:
+        """All of it, or nothing."""
+        box = self._model.boxes[sandbox_id]
+        seen = self.world.look(sandbox_id)
+        try:
+            box.content.copy().check(seen, sandbox_id)
+        except AssertionError:
+            box.content = snap.content.copy()
 
 
 def explore(lives: type[Lives], **changes: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,25 @@ async def perform(node: Node, attempt: Attempt) -> Any:
         failing_transaction.set(None)
         await node.sandboxes._core.tasks.drain()
         attempt.drop_failures(node)
+
+
+async def attempt_anyhow(
+    node: Node, operation: str, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    """Do it; nobody will hear what came of it."""
+    with contextlib.suppress(AenvError):
+        await getattr(node.sandboxes, operation)(*arguments, **named)
+
+
+async def rows(node: Node) -> dict[str, Sandbox]:
+    """The records of all sandboxes."""
+    found = await node.captures._database.run(lambda c: store.in_states(c, frozenset(State)))
+    return {each.id: each for each in found}
+
+
+async def snapshots(node: Node) -> list[str]:
+    """The names of all snapshots."""
+    return [each.snapshot_id for each in await node.templates.list(snapshots=True)]
 
 
 async def row(node: Node, sandbox_id: str) -> Sandbox | None:

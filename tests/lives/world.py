@@ -48,6 +48,9 @@ class World(Protocol):
     def crash(self, dead: Collection[str]) -> None:
         """Kill the server and the VMMs of running sandboxes; another one starts."""
 
+    def crash_amid(self, function: Callable[..., Awaitable[Any]], *arguments: Any, moment: int) -> None:
+        """Call it, and kill the server at one of 100 moments of that; another one starts."""
+
     def check_leaks(self, instances: Collection[str]) -> None:
         """Nothing but these instances, by the names of their folders, has anything on the host."""
 

@@ -110,9 +110,13 @@ class RemoteNode:
             self.kill()
             raise
 
+    def begin(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        """Call `function` there and don't wait for it."""
+        self._connection.send((function, arguments))
+
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """What `function` returns or raises there."""
-        self._connection.send((function, arguments))
+        self.begin(function, *arguments)
         answer: T = self._answer()
         return answer
 

@@ -37,6 +37,9 @@ SETTLED = 10.0
 BEGUN = 60.0
 """Seconds in which a process that was started in a guest answers."""
 
+WHILE = 0.8
+"""Seconds that most operations take."""
+
 
 class RealWorld:
     """A world; see `tests.lives.world.World`. Its home begins as a copy of `home`, whose base is made."""
@@ -124,6 +127,13 @@ class RealWorld:
         self._node.kill()
         for pid in pids:
             self._kill(pid)
+        self._node = RemoteNode(self._parts)
+
+    def crash_amid(self, function: Callable[..., Awaitable[Any]], *arguments: Any, moment: int) -> None:
+        """Some time after it was asked."""
+        self._node.begin(function, *arguments)
+        time.sleep(moment / 100 * WHILE)
+        self._node.kill()
         self._node = RemoteNode(self._parts)
 
     def check_leaks(self, instances: Collection[str]) -> None:

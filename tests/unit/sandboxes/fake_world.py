@@ -19,7 +19,7 @@ from aenv.runtimes.fake import FakeRuntime
 from tests.lives.failing import FailingDatabase
 from tests.lives.model import Seen
 from tests.unit.sandboxes.conftest import Rig, fake_settings
-from tests.unit.sandboxes.crash import crash
+from tests.unit.sandboxes.crash import Crashes, crash
 
 T = TypeVar("T")
 
@@ -98,6 +98,24 @@ class FakeWorld:
             left = crash(self._rig, self._folder / str(self._homes))
             left.vms = [vm for vm in left.vms if vm.name not in names]
             await self._rig.node.stop()
+            return await left.restart()
+
+        self._rig = self._run(work())
+
+    def crash_amid(self, function: Callable[..., Awaitable[Any]], *arguments: Any, moment: int) -> None:
+        """After one of its steps."""
+        self._homes += 1
+        folder = self._folder / str(self._homes)
+
+        async def work() -> Rig:
+            rig = self._rig
+            with (
+                pytest.MonkeyPatch.context() as patch,
+                Crashes(rig.settings, rig.runtime, folder, patch.setattr) as crashes,
+            ):
+                await function(rig.node, *arguments)
+            left = crashes.found[moment % len(crashes.found)] if crashes.found else crash(rig, folder)
+            await rig.node.stop()
             return await left.restart()
 
         self._rig = self._run(work())
