@@ -18,7 +18,11 @@ from aenv import host, unexpected
 from aenv.database import Database
 from aenv.errors import HostNotReady
 from aenv.guest.client import EnvdClient
+from aenv.images.blobs import BlobStore
+from aenv.images.catalog import ImageCatalog
+from aenv.images.convert import Converter
 from aenv.images.progress import Progress, QuietProgress
+from aenv.images.service import ImageService
 from aenv.network.base import NetworkPool
 from aenv.runtimes.base import Resources, Runtime
 from aenv.runtimes.choice import Chosen, choose_runtime
@@ -34,7 +38,7 @@ from aenv.sandboxes.spares import MemoryPlan
 from aenv.sandboxes.starting import Starter
 from aenv.sandboxes.states import LIVE, State
 from aenv.sandboxes.turns import StartTurns
-from aenv.settings import Settings
+from aenv.settings import Settings, listed
 from aenv.snapshots.captures import Captures
 from aenv.snapshots.disk_cache import DiskCache
 from aenv.tasks import cancel
@@ -62,6 +66,7 @@ class Node:
     templates: TemplateService
     captures: Captures
     disks: DiskCache
+    images: ImageService
     telemetry: Telemetry
     starter: Starter
     runtime: Runtime
@@ -105,6 +110,8 @@ class Node:
         self.disks = DiskCache(
             database, self.captures, settings.home.resolve(), settings.cached_disks_mib << 20
         )
+        resources = Resources(settings.cpu_count, settings.memory_mib, settings.disk_mib)
+        self.images = await self._images(resources)
         machines = Machines(
             self.runtime,
             self.network,
@@ -113,7 +120,7 @@ class Node:
         )
         template = await ensure_base(
             image=chosen.base_image,
-            resources=Resources(settings.cpu_count, settings.memory_mib, settings.disk_mib),
+            resources=resources,
             runtime=self.runtime,
             database=database,
             captures=self.captures,
@@ -159,6 +166,18 @@ class Node:
         self._own(self.telemetry.run())
         with progress.step("first spare VM"):
             await self.starter.hot.first(template.build.capture_id, FIRST_SPARE_SECONDS)
+
+    async def _images(self, resources: Resources) -> ImageService:
+        settings = self._settings
+        blobs = BlobStore(settings.blobs_dir.resolve(), max_bytes=settings.image_cache_mib << 20)
+        await blobs.open()
+        catalog = await self._stack.enter_async_context(
+            ImageCatalog(
+                registries=listed(settings.image_registries), insecure=listed(settings.insecure_registries)
+            )
+        )
+        converter = Converter(self.runtime, self.disks, settings.disk_mib)
+        return ImageService(catalog, blobs, converter, resources)
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the node stops."""

@@ -81,17 +81,19 @@ async def _run(
     output = await run(command, on_line=say, confined=True)
     answer: dict[str, Any] = json.loads(output)
     if answer["failed"] is not None:
-        raise _error(answer, target, size_mib)
+        index = answer["edit"]
+        name = "" if index is None else edits[index].name
+        raise _error(answer, f"{name}: " if name else "", target, size_mib)
 
 
-def _error(answer: dict[str, Any], target: Path, size_mib: int) -> AenvError:
-    kind, message = answer["failed"], answer["message"]
+def _error(answer: dict[str, Any], where: str, target: Path, size_mib: int) -> AenvError:
+    kind, message = answer["failed"], where + answer["message"]
     if kind == editor.REFUSED:
         return InvalidRequest(message)
     if kind == editor.HOST:
         return HostNotReady(message)
     if kind == editor.FULL:
-        return InvalidRequest(f"it doesn't fit a disk of {size_mib} MiB")
+        return InvalidRequest(f"{where}it doesn't fit a disk of {size_mib} MiB")
     if kind == editor.WRITING:
         error = OSError(message) if answer["errno"] is None else OSError(answer["errno"], message)
         return _unwritable(target, error)

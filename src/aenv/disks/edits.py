@@ -27,3 +27,5 @@ class Edit:
     arguments: Mapping[str, str | int | bool | None] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     """Of the host, by the names of the function's parameters."""
+    name: str = ""
+    """What errors call it."""

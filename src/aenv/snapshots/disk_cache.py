@@ -12,7 +12,7 @@ import hashlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,20 +159,27 @@ class DiskCache:
                 log.info("cached disks were removed to make room", count=count)
                 await self._captures.collect()
 
-    def _too_many(self, entries: Iterable[_Entry]) -> list[str]:
-        """The keys to forget of `entries`, coldest first: layers that others name as well free nothing."""
-        entries = list(entries)
+    def _too_many(self, entries: Sequence[_Entry]) -> list[str]:
+        """The keys to forget of `entries`, coldest first.
+
+        One that others stand on frees nothing before they go.
+        """
+        left = [entry for entry in entries if not self._kept[entry.key]]
         users = Counter(layer for entry in entries for layer in entry.layers)
         sizes = {layer: self._blocks(layer) for layer in users}
         total = sum(sizes.values())
-        cold = []
-        for entry in entries:
-            if total <= self._most_bytes:
+        cold: list[str] = []
+        while total > self._most_bytes:
+            for entry in left:
+                freed = sum(sizes[layer] for layer in entry.layers if users[layer] == 1)
+                if freed:
+                    break
+            else:
                 break
-            if not self._kept[entry.key]:
-                cold.append(entry.key)
-                users.subtract(entry.layers)
-                total -= sum(sizes[layer] for layer in entry.layers if not users[layer])
+            left.remove(entry)
+            cold.append(entry.key)
+            users.subtract(entry.layers)
+            total -= freed
         return cold
 
     def _blocks(self, layer: str) -> int:

@@ -135,6 +135,18 @@ async def test_a_layer_that_another_disk_needs_stays(rig: Rig) -> None:
     assert all(layer.path.exists() for layer in top.layers)
 
 
+async def test_what_another_stands_on_is_forgotten_after_it(rig: Rig) -> None:
+    low = await rig.obtain("low")
+    await rig.obtain("b")
+    await rig.obtain("top", low)
+    await rig.obtain("c")
+    assert rig.files() == [b"c", b"low", b"top"]
+    assert await rig.cache.get("low") is not None
+    await rig.cache.get("c")
+    await rig.obtain("d", size=2 * PIECE)
+    assert rig.files() == [b"c", b"d"]
+
+
 async def test_layers_that_a_template_names_are_not_counted(rig: Rig) -> None:
     big = await rig.obtain("big", size=3 * PIECE)
     await rig.database.run(lambda c: rig.captures.insert(c, "of-a-template", big))
