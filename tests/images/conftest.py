@@ -63,3 +63,11 @@ async def other_server() -> AsyncIterator[ScriptedServer]:
     """Another host: a token server, or a store of blobs."""
     async with scripted_server() as started:
         yield started
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An empty folder, for the root of a file system."""
+    path = tmp_path / "root"
+    path.mkdir(mode=0o755)
+    return path
