@@ -180,6 +180,8 @@ class FakeRuntime:
         """Whether bare VMMs keep the memory open of the capture they were made for last."""
         self.wasteful = WASTEFUL
         """What is said of every capture that wasn't compacted."""
+        self.bears_more = True
+        """Whether nothing is wasteful where a VM is kept."""
         self.compacting = asyncio.Event()
         self.compacting.set()
         """Cleared, a compaction waits in the middle until it is set again."""
@@ -317,7 +319,7 @@ class FakeRuntime:
         """As `wasteful` says, unless a VM is kept."""
         return (
             self.wasteful
-            and not kept
+            and not (kept and self.bears_more)
             and not any(each.path.name.startswith("compact") for each in capture.layers)
         )
 

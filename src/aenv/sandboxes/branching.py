@@ -103,7 +103,8 @@ class Branching:
             template = await self._core.database.run(record)
             told = "snapshot taken"
             self._core.telemetry.record(sandbox_id, "snapshot", told, snapshot=template.snapshot_id)
-            return template
+        self._core.on_built(template.build.id)
+        return template
 
     async def fork(self, sandbox_id: str, count: int, timeout: float | None) -> Sequence[Sandbox | AenvError]:
         """`count` copies of a running sandbox, started side by side; one result each.

@@ -94,7 +94,9 @@ class Core:
         self.closing = False
         self.on_captured: Callable[[str], None] = lambda _sandbox_id: None
         """Called with the id of each sandbox that was captured, once that is durable."""
-        self.on_admitted: Callable[[str, Machine], None] = lambda _sandbox_id, _machine: None
+        self.on_built: Callable[[str], None] = lambda _build_id: None
+        """Called with the id of each build that a snapshot made."""
+        self.on_admitted: list[Callable[[str, Machine], None]] = []
         """Called with each sandbox that runs now, and its machine."""
         self.activity = activity
         self.max_timeout = max_timeout
@@ -209,7 +211,8 @@ class Core:
                 self.tasks.start(self._lose(sandbox.id, machine, future.result()))
 
         machine.instance.ended.add_done_callback(ended)
-        self.on_admitted(sandbox.id, machine)
+        for told in self.on_admitted:
+            told(sandbox.id, machine)
 
     async def _lose(self, sandbox_id: str, machine: Machine, reason: str) -> None:
         """The VM ended by itself. Does nothing if the sandbox has given it up meanwhile."""

@@ -45,7 +45,7 @@ class Room:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._making = asyncio.Lock()
         self._pausing = asyncio.Lock()
-        core.on_admitted = self.watch
+        core.on_admitted.append(self.watch)
 
     async def run(self) -> None:
         """Keep the reserve until cancelled; then nothing is watched any more."""

@@ -103,6 +103,27 @@ def everything(connection: sqlite3.Connection, *, each_build: bool) -> list[Temp
     return list(seen.values())
 
 
+def build_ids(connection: sqlite3.Connection) -> list[str]:
+    """The builds that have a tag."""
+    return [row[0] for row in connection.execute("SELECT DISTINCT build_id FROM current_tags")]
+
+
+def capture_of(connection: sqlite3.Connection, build_id: str) -> str | None:
+    """The id of a build's capture; None if no tag points to the build any more."""
+    row = connection.execute(
+        "SELECT capture_id FROM builds WHERE id = ? AND id IN (SELECT build_id FROM current_tags)",
+        (build_id,),
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
+def set_capture(connection: sqlite3.Connection, build_id: str, capture_id: str) -> None:
+    """Let a build have another capture, of the same state."""
+    connection.execute(
+        "UPDATE builds SET record = json_set(record, '$.capture_id', ?) WHERE id = ?", (capture_id, build_id)
+    )
+
+
 def builds(connection: sqlite3.Connection, template_id: str) -> list[Build]:
     """The builds of a template that have a tag, newest first."""
     rows = connection.execute(

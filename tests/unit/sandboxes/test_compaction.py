@@ -15,10 +15,11 @@ from aenv.node import Node
 from aenv.runtimes import fake
 from aenv.sandboxes import activity, compaction, reserve, store
 from aenv.sandboxes.compaction import Compaction
-from aenv.sandboxes.models import Sandbox
+from aenv.sandboxes.models import Sandbox, Template
 from aenv.sandboxes.reserve import Reserve
 from aenv.sandboxes.states import State
 from aenv.tasks import cancel
+from aenv.templates import store as templates_store
 from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
 
 
@@ -50,8 +51,20 @@ async def wasteful(tmp_path: Path) -> AsyncIterator[Rig]:
 @pytest.fixture
 async def sandbox(wasteful: Rig) -> Sandbox:
     """A running sandbox with a value in it."""
-    sandbox = await wasteful.create()
+    sandbox = await _settled(wasteful)
     await wasteful.put(sandbox.id, "value", 1)
+    return sandbox
+
+
+async def _settled(rig: Rig) -> Sandbox:
+    """A running sandbox that was looked at since it started, as was all that there was before."""
+    sandbox = await rig.create()
+    instance = await rig.instance(sandbox.id)
+
+    async def looked_at() -> bool:
+        return instance.compactions == 1
+
+    await eventually(looked_at)
     return sandbox
 
 
@@ -109,6 +122,94 @@ async def test_a_snapshot_stays_what_it_is(wasteful: Rig, sandbox: Sandbox) -> N
     await _settles_to(wasteful, files)
     copy = await wasteful.create(template=snapshot.id)
     assert await wasteful.read(copy.id, "value") == 1
+
+
+@pytest.fixture
+def strict(wasteful: Rig, sandbox: Sandbox) -> Rig:
+    """The node of the sandbox; it bears no more where VMs are kept, as hot ones of a snapshot are."""
+    del sandbox  # by now the base template was looked at, too
+    wasteful.runtime.bears_more = False
+    return wasteful
+
+
+async def _capture_of(rig: Rig, snapshot: Template) -> str | None:
+    return await rig.node.captures._database.run(lambda c: templates_store.capture_of(c, snapshot.build.id))
+
+
+async def _snapshot_is_compacted(rig: Rig, snapshot: Template) -> None:
+    async def has_changed() -> bool:
+        return await _capture_of(rig, snapshot) not in (snapshot.build.capture_id, None)
+
+    await eventually(has_changed)
+
+
+async def test_a_snapshot_is_compacted_and_is_what_it_was(strict: Rig, sandbox: Sandbox) -> None:
+    before = _files(strict)
+    snapshot = await strict.node.sandboxes.snapshot(sandbox.id)
+    await _snapshot_is_compacted(strict, snapshot)
+    await strict.put(sandbox.id, "value", 2)
+    await strict.node.sandboxes.kill(sandbox.id)
+
+    async def only_the_new_files_are_left() -> bool:
+        more = _files(strict) - before
+        return len(more) == 2 and all("/compact-" in file for file in more)
+
+    await eventually(only_the_new_files_are_left)
+    copy = await strict.create(template=snapshot.id)
+    assert await strict.read(copy.id, "value") == 1
+    await strict.node.sandboxes.kill(copy.id)
+    await strict.node.templates.delete(snapshot.id)
+    await _settles_to(strict, before)
+
+
+async def test_what_was_started_from_a_snapshot_before_it_was_compacted_goes_on(
+    strict: Rig, sandbox: Sandbox
+) -> None:
+    strict.runtime.compacting.clear()
+    snapshot = await strict.node.sandboxes.snapshot(sandbox.id)
+    await _compacting(strict)
+    copy = await strict.create(template=snapshot.id)
+    await strict.put(copy.id, "value", 2)
+    strict.runtime.compacting.set()
+    await _snapshot_is_compacted(strict, snapshot)
+    await strict.node.sandboxes.pause(copy.id)
+    await strict.node.sandboxes.connect(copy.id, 60)
+    assert await strict.read(copy.id, "value") == 2
+    await strict.node.sandboxes.roll_back(sandbox.id, snapshot.snapshot_id)
+    assert await strict.read(sandbox.id, "value") == 1
+
+
+@pytest.mark.parametrize("operation", ["delete", "take again"])
+async def test_a_snapshot_that_goes_meanwhile_leaves_nothing(
+    strict: Rig, sandbox: Sandbox, operation: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strict.runtime.compacting.clear()
+    snapshot = await strict.node.sandboxes.snapshot(sandbox.id, "name")
+    await _compacting(strict)
+    strict.runtime.wasteful = False
+    if operation == "delete":
+        await strict.node.templates.delete(snapshot.id)
+    else:
+        await strict.node.sandboxes.snapshot(sandbox.id, "name")
+    strict.runtime.compacting.set()
+
+    async def dropped() -> bool:
+        return not any("compact" in file for file in _files(strict))
+
+    await eventually(dropped)
+    assert await _capture_of(strict, snapshot) is None
+    assert "can't be compacted" not in capsys.readouterr().out
+
+
+async def test_snapshots_of_an_earlier_server_are_compacted(wasteful: Rig, sandbox: Sandbox) -> None:
+    snapshot = await wasteful.node.sandboxes.snapshot(sandbox.id)
+    await wasteful.node.sandboxes.kill(sandbox.id)
+    await wasteful.node.stop()
+    wasteful.node = (await _started(wasteful.settings.home, stopped_vms=0)).node
+    wasteful.runtime.wasteful, wasteful.runtime.bears_more = True, False
+    compaction = wasteful.node.sandboxes._core.on_captured.__self__  # type: ignore[attr-defined]
+    await compaction._want_all()
+    await _snapshot_is_compacted(wasteful, snapshot)
 
 
 @pytest.mark.parametrize("operation", ["connect", "kill"])
@@ -197,15 +298,22 @@ async def test_a_stopping_server_waits_for_no_compaction(
     assert await wasteful.read(sandbox.id, "value") == 1
 
 
-async def test_a_running_vm_is_asked_to_compact_after_each_capture(rig: Rig) -> None:
+async def test_a_running_vm_is_asked_to_compact_when_it_starts_and_after_each_capture(rig: Rig) -> None:
     sandbox = await rig.create()
     instance = await rig.instance(sandbox.id)
+    asked = 0
+
+    async def once_more() -> bool:
+        return instance.compactions == asked + 1
+
+    await eventually(once_more)
+    asked = 1
     await rig.node.sandboxes.snapshot(sandbox.id)
-
-    async def asked() -> bool:
-        return instance.compactions == 1
-
-    await eventually(asked)
+    await eventually(once_more)
+    (child,) = await rig.node.sandboxes.fork(sandbox.id, 1)
+    assert isinstance(child, Sandbox)
+    asked, instance = 0, await rig.instance(child.id)
+    await eventually(once_more)
     rig.runtime.order_failure("compact", RuntimeFailure("no room"))
     await rig.node.sandboxes.snapshot(sandbox.id)
 
@@ -220,7 +328,7 @@ async def test_a_running_vm_is_asked_to_compact_after_each_capture(rig: Rig) -> 
 async def test_nothing_is_compacted_unless_old_and_new_fit_beside_the_reserve(
     wasteful: Rig, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = sandbox, await wasteful.create()
+    first, second = sandbox, await _settled(wasteful)
     reserved = wasteful.settings.reserve_mib << 20
     answers: list[bool] = []
     fits = Reserve.has_room
