@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+_EXT4_IOC_SHUTDOWN, _NO_LOG_FLUSH = 0x8004587D, 2  # Linux, fs/ext4/ext4.h
 
 
 def _run(*command: str | Path) -> None:
@@ -42,6 +46,15 @@ def loop_disk(folder: Path, mib: int) -> Iterator[Path]:
     finally:
         _run("umount", folder)
         image.unlink()
+
+
+def break_off(folder: Path) -> None:
+    """Let a `loop_disk` answer everything with an I/O error from now on, as if its device had gone."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ def write_failure(what: str, folder: Path, error: Exception, otherwise: type[Aen
         return StorageFailure(f"{what}: the file system of {folder} is read-only")
     if number in _FULL or _is_full(folder):
         return NoSpace(f"{what}: the host's disk is full; make room on the file system of {folder}")
-    return otherwise(f"{what}: {error}")
+    return (StorageFailure if number == errno.EIO else otherwise)(f"{what}: {error}")
 
 
 def _is_read_only(folder: Path) -> bool:

@@ -31,15 +31,18 @@ async def test_a_vm_without_space_stands_still_and_has_not_ended(process: VmProc
     assert not process.ended.done()
 
 
-async def test_a_guest_that_was_told_of_an_error_runs_on(
+async def test_a_guest_that_was_told_of_errors_runs_on(
     process: VmProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process._on_event(
-        "BLOCK_IO_ERROR", {"action": "report", "operation": "write", "reason": "Input/output error"}
-    )
+    error = {"action": "report", "operation": "write", "reason": "Input/output error"}
+    for _ in range(100):
+        process._on_event("BLOCK_IO_ERROR", error)
     assert not process.no_space.is_set()
     assert not process.ended.done()
-    assert "Input/output error" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("Input/output error") == 1
+    process._quiet_until = 0.0
+    process._on_event("BLOCK_IO_ERROR", error)
+    assert "errors=101" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

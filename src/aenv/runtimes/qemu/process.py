@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ log = structlog.get_logger()
 _STDERR_BYTES: Final = 65536
 _STDERR_LINES: Final = 3
 _TERMINATE: Final = 2.0  # seconds from SIGTERM to SIGKILL
+_IO_ERRORS_QUIET: Final = 60.0  # seconds in which errors of a guest's disk are counted and not logged
 _ENVIRONMENT: Final = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     "LC_ALL": "C",
@@ -58,6 +60,8 @@ class VmProcess:
         """QEMU stopped the VM because there was no space for what the guest wrote; `cont` tries again."""
         self.migration: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolves to the outcome of loading device state: "completed" or "failed"."""
+        self._io_errors = 0
+        self._quiet_until = 0.0
         self._child = child
         self._stderr = stderr
         self._exited = asyncio.Event()
@@ -193,9 +197,14 @@ class VmProcess:
         """QEMU's default: without space the VM stops, of anything else the guest is told and may go on."""
         if data.get("action") == "stop":
             self.no_space.set()
-        else:
+            return
+        self._io_errors += 1
+        now = time.monotonic()
+        if now >= self._quiet_until:  # a guest whose disk has gone meets an error with every request
+            self._quiet_until = now + _IO_ERRORS_QUIET
             what = {key: data.get(key) for key in ("operation", "reason")}
-            log.error("a guest's disk can't be used on the host: the guest was told", pid=self.pid, **what)
+            told = "a guest's disk can't be used on the host: the guest was told"
+            log.error(told, pid=self.pid, errors=self._io_errors, **what)
 
     def _on_migration(self, status: str) -> None:
         if status in ("completed", "failed"):
