@@ -7,13 +7,14 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import zstandard
 
-Compression = Literal["none", "gzip", "zstd"]
+from aenv.images.models import Compression
+
 Json = dict[str, Any]
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -33,11 +34,28 @@ _DOCKER_LAYER = {
     "gzip": "application/vnd.docker.image.rootfs.diff.tar.gzip",
     "zstd": "application/vnd.docker.image.rootfs.diff.tar.zstd",
 }
-_COMPRESS: dict[Compression, Callable[[bytes], bytes]] = {
-    "none": lambda data: data,
-    "gzip": lambda data: gzip.compress(data, 1, mtime=0),
-    "zstd": lambda data: zstandard.ZstdCompressor().compress(data),
-}
+
+
+def compress(data: bytes, compression: Compression) -> bytes:
+    """The same, compressed."""
+    match compression:
+        case "gzip":
+            return gzip.compress(data, 1, mtime=0)
+        case "zstd":
+            return zstandard.ZstdCompressor().compress(data)
+        case "none":
+            return data
+
+
+def decompress(data: bytes, compression: Compression) -> bytes:
+    """What was compressed."""
+    match compression:
+        case "gzip":
+            return gzip.decompress(data)
+        case "zstd":
+            return zstandard.ZstdDecompressor().decompress(data)
+        case "none":
+            return data
 
 
 def digest_of(data: bytes) -> str:
@@ -131,7 +149,7 @@ def image(
 ) -> Document:
     """An image whose layers are `archives`, from the lowest on; what tests need wrong is given as changes."""
     kinds = [compression] * len(archives) if isinstance(compression, str) else list(compression)
-    layers = [_COMPRESS[kind](data) for kind, data in zip(kinds, archives, strict=True)]
+    layers = [compress(data, kind) for kind, data in zip(kinds, archives, strict=True)]
     ids = [digest_of(data) for data in archives] if diff_ids is None else list(diff_ids)
     platform = {"os": "linux", "architecture": architecture} | ({"variant": variant} if variant else {})
     settings = {**platform, "config": config or {}, "rootfs": {"type": "layers", "diff_ids": ids}}

@@ -11,7 +11,7 @@ import pytest
 from aenv.errors import ImageMissing, ImageUnusable, RegistryUnavailable
 from aenv.images.blobs import BlobStore
 from aenv.images.catalog import ImageCatalog
-from aenv.images.models import UserPassword
+from aenv.images.models import Compression, UserPassword
 from aenv.images.partial import WrongContent
 from aenv.images.sources import NoProgress
 from tests.images.builder import (
@@ -34,7 +34,7 @@ async def test_an_image_is_pulled_as_it_was_pushed(
     catalog: ImageCatalog,
     blobs: BlobStore,
     docker: bool,
-    compression: str,
+    compression: Compression,
 ) -> None:
     config = {
         "Env": ["PATH=/bin", "EMPTY=", "EQUALS=a=b"],
@@ -47,7 +47,7 @@ async def test_an_image_is_pulled_as_it_was_pushed(
         "Labels": {"a.b": "c"},
         "StopSignal": "SIGINT",
     }
-    made = image(LAYERS, compression=compression, config=config, docker=docker)  # type: ignore[arg-type]
+    made = image(LAYERS, compression=compression, config=config, docker=docker)
     name = registry.push(f"whole/{compression}-{docker}".lower(), made)
     async with catalog.named(name).open(blobs, NoProgress()) as opened:
         fetched = await opened.fetch()

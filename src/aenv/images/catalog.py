@@ -13,6 +13,7 @@ from pathlib import Path
 from aenv.images.auth import Login
 from aenv.images.clouds import Clouds, ecr_login, google_login
 from aenv.images.docker_config import default_path, find_login
+from aenv.images.local import LocalSource
 from aenv.images.manifests import Platform, host_platform
 from aenv.images.models import Aws, Credentials, Gcp, UserPassword
 from aenv.images.reference import DOCKER_HUB, Reference, parse
@@ -66,6 +67,10 @@ class ImageCatalog:
             return await self._login(reference, credentials)
 
         return RegistrySource(self._transport, candidates, login, self._platform)
+
+    def local(self, path: Path, *, tag: str | None = None, is_root: bool = False) -> Source:
+        """The image in a file or folder of this host, as `LocalSource` says. Not for paths of strangers."""
+        return LocalSource(path, self._platform, tag, is_root)
 
     async def _login(self, reference: Reference, credentials: Credentials | None) -> Login | None:
         match credentials:

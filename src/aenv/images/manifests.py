@@ -7,6 +7,7 @@ Manifest Version 2, Schema 2, which differ in their media types only.
 from __future__ import annotations
 
 import platform as host
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias, TypeVar
 
@@ -37,6 +38,7 @@ _CONFIGS: Final = (
 )
 _LAYERS: Final = ("application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs.")
 _ELSEWHERE: Final = (".foreign.", ".nondistributable.")
+_SHOWN: Final = 200
 _ATTESTATION: Final = "vnd.docker.reference.type"  # an annotation of BuildKit's
 
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -185,13 +187,13 @@ def parse(data: bytes, media_type: str, what: str) -> Index | Manifest:
             f"{what} has a manifest of schema 1, which Docker has given up: push it again with a newer tool"
         )
     if (seen.manifests is not None) == (seen.layers is not None):
-        raise ImageUnusable(f"{what} is not a container image: it is {_shown(seen.media_type or media_type)}")
+        raise ImageUnusable(f"{what} is not a container image: it is {shown(seen.media_type or media_type)}")
     if seen.manifests is not None:
         return _validated(Index, data, what)
     manifest = _validated(Manifest, data, what)
     if manifest.config.media_type not in _CONFIGS:
         raise ImageUnusable(
-            f"{what} is not a container image: its config is {_shown(manifest.config.media_type)}"
+            f"{what} is not a container image: its config is {shown(manifest.config.media_type)}"
         )
     for layer in manifest.layers:
         _check_layer(layer, what)
@@ -224,10 +226,19 @@ def choose(index: Index, wanted: Platform, what: str) -> Descriptor:
     return min(ranked, key=lambda pair: pair[0])[1]
 
 
-def check_depth(depth: int, what: str) -> None:
-    """Raise ImageUnusable if `depth` indexes lie in each other: they may never end."""
-    if depth > _DEEPEST_INDEX:
-        raise ImageUnusable(f"{what} has indexes within indexes, more than {_DEEPEST_INDEX} deep")
+async def find_manifest(
+    get: Callable[[str], Awaitable[tuple[str, Index | Manifest]]], wanted: str, platform: Platform, what: str
+) -> tuple[str, Manifest]:
+    """The manifest for this platform and its digest, found through indexes if need be.
+
+    `get` has the digest and the content of what a tag or a digest names. Raises ImageUnusable, and as `get`.
+    """
+    for _ in range(_DEEPEST_INDEX + 1):
+        digest, document = await get(wanted)
+        if isinstance(document, Manifest):
+            return digest, document
+        wanted = choose(document, platform, what).digest
+    raise ImageUnusable(f"{what} has indexes within indexes, more than {_DEEPEST_INDEX} deep")
 
 
 def check_platform(configuration: Configuration, wanted: Platform, what: str) -> None:
@@ -241,7 +252,7 @@ def _check_layer(layer: Descriptor, what: str) -> None:
     if any(mark in kind for mark in _ELSEWHERE) or layer.urls:
         raise ImageUnusable(f"{what} has a foreign layer ({layer.blob}), to be had elsewhere: not supported")
     if kind and not kind.startswith(_LAYERS):
-        raise ImageUnusable(f"{what} is not a container image: one of its layers is {_shown(kind)}")
+        raise ImageUnusable(f"{what} is not a container image: one of its layers is {shown(kind)}")
     if kind.endswith("+encrypted"):
         raise ImageUnusable(f"{what} has an encrypted layer ({layer.blob}): not supported")
 
@@ -257,9 +268,9 @@ def _validated(model: type[D], data: bytes, what: str) -> D:
 
 def _platform_name(found: _Platform | None) -> str:
     parts = (found.os or "linux", found.architecture, found.variant) if found else ("an unknown platform",)
-    return _shown("/".join(part for part in parts if part))
+    return shown("/".join(part for part in parts if part))
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """A stranger's text for a message."""
-    return "".join(each for each in text[:100] if each.isprintable()) or "of an unknown kind"
+    return "".join(each for each in text[:_SHOWN] if each.isprintable()) or "of an unknown kind"

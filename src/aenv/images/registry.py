@@ -137,7 +137,11 @@ class RegistrySource:
 
     async def _describe(self, repository: Repository, reference: Reference, lease: BlobLease) -> Description:
         what = str(reference)
-        digest, manifest = await self._manifest(repository, reference.wanted, what, lease)
+
+        async def get(wanted: str) -> tuple[str, Index | Manifest]:
+            return await self._document(repository, wanted, what, lease)
+
+        digest, manifest = await manifests.find_manifest(get, reference.wanted, self.platform, what)
         config = manifest.config.blob
         data = await lease.read(config, repository.content(config), DOCUMENT_BYTES)
         configuration = manifests.parse_configuration(data, what)
@@ -156,19 +160,6 @@ class RegistrySource:
                 Layer(layer.blob, diff_id, repository.content(layer.blob)) for layer, diff_id in pairs
             ),
         )
-
-    async def _manifest(
-        self, repository: Repository, wanted: str, what: str, lease: BlobLease
-    ) -> tuple[str, Manifest]:
-        """The manifest for this platform and its digest, found through indexes if need be."""
-        depth = 0
-        while True:
-            digest, document = await self._document(repository, wanted, what, lease)
-            if isinstance(document, Manifest):
-                return digest, document
-            depth += 1
-            manifests.check_depth(depth, what)
-            wanted = manifests.choose(document, self.platform, what).digest
 
     async def _document(
         self, repository: Repository, wanted: str, what: str, lease: BlobLease
