@@ -19,7 +19,21 @@ from typing import Literal, cast
 import pytest
 
 from aenv.images.bundle import GuestBundle
-from tests.vm.support import Lab, Prepared, build_parts, open_files, own_state
+from aenv.node import Node
+from aenv.runtimes.qemu.runtime import QemuRuntime
+from aenv.settings import Settings
+from tests.vm.apart import Parts, RemoteNode
+from tests.vm.support import (
+    DISK_MIB,
+    MEMORY_MIB,
+    SLOTS,
+    VETHS,
+    Lab,
+    Prepared,
+    build_parts,
+    open_files,
+    own_state,
+)
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +73,40 @@ def prepared(vm_folder: Path, parts: tuple[GuestBundle, Path]) -> Prepared:
             await lab.close()
 
     return asyncio.run(prepare())
+
+
+@pytest.fixture(scope="session")
+def base(vm_folder: Path, parts: tuple[GuestBundle, Path]) -> Parts:
+    """A home in which the base template is made."""
+    bundle, image = parts
+    home = vm_folder / "base"
+    settings = Settings(
+        home=home,
+        port=0,
+        cpu_count=1,
+        memory_mib=MEMORY_MIB,
+        disk_mib=DISK_MIB,
+        hot_vms=0,
+        bare_vms=0,
+        stopped_vms=2,
+        prepared_slots=1,
+        metrics_interval=0,
+        reserve_mib=1,
+        slot_network=SLOTS,
+        veth_network=VETHS,
+    )
+    made = Parts(settings, bundle)
+    made.image.parent.mkdir(parents=True)
+    shutil.copyfile(image, made.image)
+    node = RemoteNode(made)
+    accel = node.call(_accelerator)
+    node.stop()
+    return Parts(settings.model_copy(update={"accel": accel}), bundle)
+
+
+async def _accelerator(node: Node) -> str:
+    assert isinstance(node.runtime, QemuRuntime)
+    return node.runtime.identity.cpu.partition("/")[0]
 
 
 @pytest.fixture
