@@ -6,7 +6,7 @@ A failing run prints the steps that led to it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, assume, settings
@@ -20,12 +20,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aenv.errors import AenvError, Conflict, SandboxNotFound
+from aenv.errors import AenvError
 from aenv.sandboxes.models import CreateSandbox, Sandbox
 from aenv.sandboxes.states import State
 from tests.lives import audit, operations
-from tests.lives.model import Box, Content, Life, Model, Snap
-from tests.lives.operations import LONG, Attempt
+from tests.lives.keeper import Keeper
+from tests.lives.model import Box, Life, Snap
+from tests.lives.operations import LONG
 from tests.lives.world import World
 
 WHICH = st.integers(0, 99)
@@ -50,6 +51,7 @@ def step(**strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]]
         @functools.wraps(function)
         def noted(self: Lives, **drawn: Any) -> None:
             chosen = ", ".join(f"{name}={value!r}" for name, value in drawn.items())
+            self._sound = False
             self.world.note(f"{function.__name__}({chosen})")
             function(self, **drawn)
             self._last = function.__name__
@@ -59,19 +61,14 @@ def step(**strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]]
     return decorate
 
 
-class Lives(RuleBasedStateMachine):
+class Lives(Keeper, RuleBasedStateMachine):
     """One node in a world, and what is true of it."""
-
-    most = 6
-    """Sandboxes at a time: enough to meet, few enough to be quick."""
-
-    world: World
 
     def __init__(self) -> None:
         super().__init__()
-        self._model = Model()
         self._keys = 0
-        self._last = ""
+        self._sound = False
+        """Whether nothing has failed."""
 
     def new_world(self) -> World:
         """The world for one life."""
@@ -84,37 +81,21 @@ class Lives(RuleBasedStateMachine):
         self.world = self.new_world()
 
     def teardown(self) -> None:
-        """Remove all."""
-        if hasattr(self, "world"):
+        """What can be told by a VM only, of what is paused and of snapshots, is told at the end."""
+        if not hasattr(self, "world"):
+            return
+        try:
+            if self._sound:
+                self._wake_all()
+        finally:
             self.world.close()
-
-    def _one(self, which: int, *lives: Life) -> str:
-        found = self._model.in_life(*lives)
-        return found[which % len(found)]
-
-    def _has(self, *lives: Life) -> bool:
-        return bool(self._model.in_life(*lives))
-
-    def _has_room(self) -> bool:
-        return len(self._model.boxes) < self.most
-
-    def _is_news(self) -> bool:
-        """Whether a restart, a crash or a compaction finds something else than the one before."""
-        return self._last not in ("restart", "crash", "crash_amid", "compact")
-
-    def _attempt(self, failure: str | int | None, operation: str, *arguments: Any, **named: Any) -> Any:
-        """The result of an operation on sandboxes, or its error if it was told to fail."""
-        world = self.world
-        attempt = Attempt(operation, arguments, named, failure, world.order_failure, world.drop_failures)
-        result = world.call(operations.perform, attempt)
-        if isinstance(result, AenvError) and failure is None:
-            raise result
-        return result
 
     @invariant()
     def agrees(self) -> None:
         """The node is as the model."""
+        self._sound = False
         audit.check(self.world, self._model)
+        self._sound = True
 
     @precondition(lambda self: self._has_room())
     @step(which=WHICH, auto_pause=st.booleans(), failure=FAILURE)
@@ -122,13 +103,7 @@ class Lives(RuleBasedStateMachine):
         """From the base template or a snapshot."""
         templates: Sequence[tuple[str, Snap | None]] = [("base", None), *self._model.snaps.items()]
         name, snap = templates[which % len(templates)]
-        request = CreateSandbox(name, LONG, auto_pause=auto_pause, auto_resume=True)
-        created = self._attempt(failure, "create", request)
-        if isinstance(created, Sandbox):
-            content = Content() if snap is None else snap.content.copy()
-            self._model.boxes[created.id] = Box(content, auto_pause)
-            if snap is None or not snap.memory:
-                self.world.began(created.id)
+        self._created(name, snap, auto_pause=auto_pause, failure=failure)
 
     @precondition(lambda self: self._has(Life.RUNNING))
     @step(which=WHICH, disk=st.booleans(), name=st.integers(0, 3))
@@ -153,16 +128,6 @@ class Lives(RuleBasedStateMachine):
             assert failure is not None
             self._may_have_synced(sandbox_id)
 
-    def _state(self, sandbox_id: str) -> State | None:
-        row = self.world.call(operations.row, sandbox_id)
-        return None if row is None else State(row.state)
-
-    def _may_have_synced(self, sandbox_id: str) -> None:
-        """A capture failed: its guest may have written its files to the disk before, which harms nobody."""
-        seen = self.world.look(sandbox_id)
-        if seen.disk == seen.files:
-            self._model.boxes[sandbox_id].content.sync()
-
     @precondition(lambda self: self._has(Life.PAUSED, Life.DISK_ONLY))
     @step(which=WHICH, memory=st.booleans(), failure=FAILURE)
     def resume(self, which: int, memory: bool, failure: str | int | None) -> None:
@@ -173,13 +138,6 @@ class Lives(RuleBasedStateMachine):
             self._resumed(sandbox_id, memory=memory)
         else:
             assert failure is not None
-
-    def _resumed(self, sandbox_id: str, *, memory: bool) -> None:
-        box = self._model.boxes[sandbox_id]
-        unwritten = box.content.unwritten
-        if box.resume(memory=memory):
-            self.world.began(sandbox_id)
-            box.content.keep_what_was_written(unwritten, self.world.look(sandbox_id))
 
     @precondition(lambda self: self._has(Life.RUNNING))
     @step(which=WHICH, memory=st.booleans(), failure=FAILURE)
@@ -277,26 +235,6 @@ class Lives(RuleBasedStateMachine):
         for kind, result in zip(kinds, results, strict=True):
             self._met(sandbox_id, kind, result)
 
-    def _met(self, sandbox_id: str, kind: str, result: Any) -> None:
-        box = self._model.boxes.get(sandbox_id)
-        if box is None:
-            assert isinstance(result, SandboxNotFound)
-        elif kind == "connect":
-            assert result[1] is (box.life is Life.PAUSED)
-            box.resume(memory=True)
-        elif kind == "kill":
-            assert result is None
-            del self._model.boxes[sandbox_id]
-        elif box.life is Life.PAUSED:
-            # A second pause may have come while the first was under way, and joined it.
-            assert isinstance(result, Conflict) or (kind == "pause" and result is None)
-        elif kind == "pause":
-            assert result is None
-            box.pause(memory=True)
-        else:
-            (child,) = result
-            self._model.boxes[child.id] = Box(box.content.copy(), box.auto_pause)
-
     @precondition(lambda self: self._model.boxes and self._is_news())
     @step()
     def restart(self) -> None:
@@ -339,45 +277,6 @@ class Lives(RuleBasedStateMachine):
         self._find_out(sandbox_id, operation, memory=named.get("memory", True))
         if snap is not None:
             self._may_have_gone_back(sandbox_id, snap)
-
-    def _find_out(self, sandbox_id: str, operation: str, *, memory: bool) -> None:
-        """What has been done to a sandbox, of which nothing but one operation may have changed anything."""
-        box = self._model.boxes[sandbox_id]
-        rows = self.world.call(operations.rows)
-        self._find_new(rows, operation, box)
-        for name in set(self.world.call(operations.snapshots)) - set(self._model.snaps):
-            assert operation == "snapshot", f"{name} came out of {operation}"
-            self._model.snaps[name] = Snap(box.captured(memory=True), sandbox_id, memory=True)
-        if sandbox_id not in rows:
-            assert operation == "kill", f"{operation} ended sandbox {sandbox_id}"
-            del self._model.boxes[sandbox_id]
-        elif rows[sandbox_id].state is State.PAUSED and box.life is Life.RUNNING:
-            assert operation == "pause", f"{operation} paused sandbox {sandbox_id}"
-            box.pause(memory=memory)
-        elif rows[sandbox_id].state is State.RUNNING and box.life is not Life.RUNNING:
-            assert operation == "connect", f"{operation} resumed sandbox {sandbox_id}"
-            self._resumed(sandbox_id, memory=True)
-        elif box.life is Life.RUNNING:
-            self._may_have_synced(sandbox_id)
-
-    def _find_new(self, rows: Mapping[str, Sandbox], operation: str, parent: Box) -> None:
-        """Sandboxes whose request got no answer."""
-        for new in [each for each in rows if each not in {*self._model.boxes, *self._model.lost}]:
-            assert operation in ("create", "fork"), f"{new} came out of {operation}"
-            if operation == "fork":
-                self._model.boxes[new] = Box(parent.content.copy(), parent.auto_pause)
-            else:
-                self._model.boxes[new] = Box(Content(), auto_pause=True)
-                self.world.began(new)
-
-    def _may_have_gone_back(self, sandbox_id: str, snap: Snap) -> None:
-        """All of it, or nothing."""
-        box = self._model.boxes[sandbox_id]
-        seen = self.world.look(sandbox_id)
-        try:
-            box.content.copy().check(seen, sandbox_id)
-        except AssertionError:
-            box.content = snap.content.copy()
 
 
 def explore(lives: type[Lives], **changes: Any) -> None:

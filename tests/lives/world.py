@@ -33,8 +33,8 @@ class World(Protocol):
     def put(self, sandbox_id: str, key: str, value: int, *, disk: bool) -> None:
         """Write a value into the memory of a running sandbox, or into a file."""
 
-    def look(self, sandbox_id: str) -> Seen:
-        """What is in a running sandbox, which can be reached as itself."""
+    def look(self, sandbox_id: str, *, cold: bool = False) -> Seen:
+        """What is in a running sandbox, which can be reached as itself; `cold`, files come from its disk."""
 
     def look_into(self, capture: Capture) -> Seen | None:
         """What is in a capture, if that can be told without starting it."""

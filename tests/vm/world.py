@@ -77,12 +77,14 @@ class RealWorld:
         """Tell that process."""
         self._ask(sandbox_id, "PUT", f"/{'file' if disk else 'value'}/{key}", str(value))
 
-    def look(self, sandbox_id: str) -> Seen:
+    def look(self, sandbox_id: str, *, cold: bool = False) -> Seen:
         """Ask it."""
-        answer = json.loads(self._ask(sandbox_id, "GET", "/all"))
+        answer = json.loads(self._ask(sandbox_id, "GET", "/all?cold=1" if cold else "/all"))
         memory = {key: int(value) for key, value in answer["values"].items()}
         # A file that was made just before its VM's end may have its name and no content yet.
-        files = {key: int(value) for key, value in answer["files"].items() if value}
+        files = {
+            key: int(value) if value.isdigit() else -1 for key, value in answer["files"].items() if value
+        }
         return Seen(memory, files, counted=answer["count"])
 
     def _ask(self, sandbox_id: str, method: str, path: str, body: str | None = None) -> bytes:

@@ -66,8 +66,8 @@ class FakeWorld:
         """Ask the guest."""
         self._run(self._rig.put(sandbox_id, key, value, "disk" if disk else "memory"))
 
-    def look(self, sandbox_id: str) -> Seen:
-        """Look into the guest."""
+    def look(self, sandbox_id: str, *, cold: bool = False) -> Seen:
+        """Look into the guest, which has no cache."""
         guest = self._run(self._rig.instance(sandbox_id)).guest
         assert guest.memory.get("frozen") is not True, f"sandbox {sandbox_id} is frozen"
         assert guest.identity["sandboxId"] == sandbox_id, guest.identity

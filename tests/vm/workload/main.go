@@ -219,8 +219,15 @@ func (s *state) putValue(w http.ResponseWriter, r *http.Request) {
 	s.values.Store(r.PathValue("name"), string(content))
 }
 
-// all tells the counter, the values, and the files whose names begin with "key".
+// all tells the counter, the values, and the files whose names begin with "key"; with ?cold= as they are on the disk, unless
+// they have yet to be written.
 func (s *state) all(w http.ResponseWriter, r *http.Request) {
+	if r.FormValue("cold") != "" {
+		if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("1"), 0); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+	}
 	values, files := map[string]string{}, map[string]string{}
 	s.values.Range(func(name, value any) bool {
 		values[name.(string)] = value.(string)
