@@ -212,8 +212,11 @@ class Lives(Keeper, RuleBasedStateMachine):
     @precondition(lambda self: self._model.boxes and self._is_news())
     @step(which=WHICH)
     def compact(self, which: int) -> None:
-        """What it has on disk is tightened."""
-        self.world.call(operations.compact, self._one(which, *Life))
+        """What a sandbox or a snapshot has on disk is tightened."""
+        names = [*self._model.boxes, *self._model.snaps]
+        name = names[which % len(names)]
+        of_snapshot = name in self._model.snaps
+        self.world.call(operations.compact_snapshot if of_snapshot else operations.compact, name)
 
     @precondition(lambda self: self._model.snaps)
     @step(which=WHICH)

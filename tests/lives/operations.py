@@ -104,9 +104,18 @@ async def expire(node: Node, sandbox_id: str) -> None:
 
 async def compact(node: Node, sandbox_id: str) -> None:
     """Tighten what a sandbox has on disk, as happens in quiet moments."""
-    compaction = node.sandboxes._core.on_captured.__self__  # type: ignore[attr-defined]
-    assert isinstance(compaction, Compaction)
-    await compaction._compact(sandbox_id)
+    await _compaction(node)._compact(sandbox_id)
+
+
+async def compact_snapshot(node: Node, name: str) -> None:
+    """The same for what a snapshot has."""
+    await _compaction(node)._compact_build((await node.templates.find(name)).build.id)
+
+
+def _compaction(node: Node) -> Compaction:
+    found = node.sandboxes._core.on_captured.__self__  # type: ignore[attr-defined]
+    assert isinstance(found, Compaction)
+    return found
 
 
 async def delete_snapshot(node: Node, name: str) -> AenvError | None:

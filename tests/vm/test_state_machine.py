@@ -21,7 +21,7 @@ from tests.vm.world import RealWorld
 pytestmark = [pytest.mark.vm, pytest.mark.long, pytest.mark.timeout(1800)]
 
 SEED = int(os.environ.get("AENV_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
-STEPS = int(os.environ.get("AENV_STEPS", "150"))
+STEPS = int(os.environ.get("AENV_STEPS", "120"))
 STEPS_OF_A_LIFE = 30
 
 
