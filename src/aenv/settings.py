@@ -80,7 +80,9 @@ class Settings(BaseSettings):
     reserved_memory_mib: int | None = Field(
         None, ge=0, description="Memory that starts leave free, MiB; a twentieth of the host's if unset"
     )
-    prepared_slots: int = Field(4, ge=0, le=4000, description="Network slots prepared ahead")
+    prepared_slots: int = Field(
+        16, ge=0, le=4000, description="Network slots prepared ahead, a third of a MiB each"
+    )
     concurrent_starts: int = Field(4, ge=1, le=64, description="VM starts at once")
     max_queued_starts: int = Field(
         64, ge=1, le=10000, description="VM starts that may wait for their turn; more are refused with 503"

@@ -15,6 +15,7 @@ from pyroute2 import Conntrack
 
 from aenv.errors import HostNotReady, Overloaded, RuntimeFailure, ShuttingDown
 from aenv.network import links, namespaces
+from aenv.network import pool as pools
 from aenv.network.base import GUEST_ADDRESS, NetworkPool, Slot
 from aenv.network.builder import SlotBuilder
 from tests.net.conftest import TEST_SLOTS, TEST_VETHS, MakeGuest, MakePool
@@ -115,7 +116,27 @@ async def test_fifty_cycles_leave_the_host_as_it_was(make_pool: MakePool) -> Non
     assert after == before
 
 
-async def test_a_slot_made_while_another_comes_back_is_not_one_too_many(make_pool: MakePool) -> None:
+async def test_slots_are_made_ahead_when_no_more_are_taken(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who took the others has the CPU for itself meanwhile, and who finds none isn't kept waiting."""
+    monkeypatch.setattr(pools, "_REST", 3600.0)
+    pool = make_pool(prepared=2)
+    await pool.start()
+    assert len(pool._idle) == 1  # `start` makes one
+    taken = [await pool.acquire() for _ in range(4)]
+    assert len({slot.index for slot in taken}) == 4
+    await until(lambda: not pool._wanted.is_set())
+    assert not pool._idle
+    monkeypatch.setattr(pools, "_REST", 0.0)
+    await pool.release(taken.pop())
+    await until(lambda: len(pool._idle) == 2)
+
+
+async def test_a_slot_made_while_another_comes_back_is_not_one_too_many(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "_REST", 0.0)
     pool = make_pool(prepared=2, kept=None)
     await pool.start()
     await until(lambda: len(pool._idle) == 2)

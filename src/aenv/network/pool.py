@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,9 @@ log = structlog.get_logger(__name__)
 
 MAX_SLOTS: Final = 4000
 """Most slots of one pool. Interfaces and rules were sized for this many."""
+_REST: Final = 1.0
+"""Seconds after a slot was taken until more are made ahead: whoever took it starts a VM now, and a slot takes
+12 ms of a CPU."""
 _RETRY_DELAY: Final = 1.0
 """Seconds between attempts to make slots ahead while the host refuses."""
 _ADDRESS_ATTEMPTS: Final = 20
@@ -64,6 +68,7 @@ class SlotPool:
         self._wiping: dict[int, asyncio.Task[None]] = {}
         self._foreign: frozenset[int] = frozenset()
         self._wanted = asyncio.Event()
+        self._taken = -math.inf  # by the clock of the loop, when a slot was taken last
         self._filler: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -87,6 +92,7 @@ class SlotPool:
         if len(self._in_use) + len(self._waiting) >= self._limit:
             raise Overloaded(f"all {self._limit} network slots are in use", retry_after=5)
         self._wanted.set()
+        self._taken = asyncio.get_running_loop().time()
         if self._idle:
             slot = self._idle.popleft()
             self._in_use[slot.index] = slot
@@ -166,17 +172,29 @@ class SlotPool:
         """Make slots while fewer than wanted are idle; on failure tell who waits, and try again later."""
         while True:
             self._wanted.clear()
-            while len(self._idle) < self._prepared + len(self._waiting) and self._room():
-                try:
-                    slot = await self._create()
-                except (AenvError, OSError) as error:
-                    log.warning("slot_not_made", reason=str(error))
-                    self._fail_waiting(error if isinstance(error, AenvError) else HostNotReady(str(error)))
-                    await asyncio.sleep(_RETRY_DELAY)
-                else:
-                    # Meanwhile one may have come back, so that this is one too many.
-                    await self._keep(slot, max(self._prepared, self._kept))
-            await self._wanted.wait()
+            rest = self._rest()
+            if rest != 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(rest):
+                        await self._wanted.wait()
+                continue
+            try:
+                slot = await self._create()
+            except (AenvError, OSError) as error:
+                log.warning("slot_not_made", reason=str(error))
+                self._fail_waiting(error if isinstance(error, AenvError) else HostNotReady(str(error)))
+                await asyncio.sleep(_RETRY_DELAY)
+            else:
+                # Meanwhile one may have come back, so that this is one too many.
+                await self._keep(slot, max(self._prepared, self._kept))
+
+    def _rest(self) -> float | None:
+        """Seconds until the next slot is to be made; None while there are as many as are wanted."""
+        if len(self._idle) >= self._prepared + len(self._waiting) or not self._room():
+            return None
+        if self._waiting:
+            return 0
+        return max(0.0, self._taken + _REST - asyncio.get_running_loop().time())
 
     def _room(self) -> bool:
         return len(self._in_use) + len(self._wiping) + len(self._idle) < self._limit
