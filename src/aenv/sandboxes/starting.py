@@ -34,9 +34,6 @@ SPARE_TIMEOUT = 120.0
 KINDS = 4
 """Of how many templates, and of how many memory bases, spare machines are kept."""
 
-IDENTIFYING_AT_ONCE = 8
-"""Of guests that run together, how many are told at a time who they are: all at once would each be late."""
-
 Meet = Callable[[], Awaitable[None]]
 
 REHEARSAL = InitRequest(sandbox_id="warm", template_id="warm", hostname="warm")
@@ -68,7 +65,8 @@ class Starter:
         self._captures = captures
         self._examples: dict[str, Capture] = {}
         self._costs = StartCosts()
-        self._identifying = asyncio.Semaphore(IDENTIFYING_AT_ONCE)
+        # So many guests that run together are told at a time who they are: all at once would each be late.
+        self._identifying = asyncio.Semaphore(host.cpus() + 1)
         self.stopped = StoppedMachines(stopped_vms, machines.destroy)
         self.hot = Pool[Machine](
             "hot",
