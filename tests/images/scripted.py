@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -157,7 +158,7 @@ def needs_token(realm: str, accepted: Callable[[str], bool]) -> Trouble:
 
 
 @asynccontextmanager
-async def scripted_server() -> AsyncIterator[ScriptedServer]:
+async def scripted_server(tls: ssl.SSLContext | None = None) -> AsyncIterator[ScriptedServer]:
     """A server that runs until the block ends."""
     server = ScriptedServer()
     app = web.Application()
@@ -165,7 +166,7 @@ async def scripted_server() -> AsyncIterator[ScriptedServer]:
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
         server.port = runner.addresses[0][1]
         yield server

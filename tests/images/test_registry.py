@@ -231,8 +231,30 @@ async def test_what_is_not_there_is_missing(
 
 
 async def test_a_host_that_does_not_exist(catalog: ImageCatalog, blobs: BlobStore) -> None:
-    with pytest.raises(RegistryUnavailable, match=r"no-such-host\.invalid can't be reached"):
+    with pytest.raises(RegistryUnavailable, match=r"there is no host no-such-host\.invalid"):
         await pull(catalog, blobs, "no-such-host.invalid/app")
+
+
+@pytest.mark.parametrize("insecure", [[], ["{host}"], ["{host}:{port}"]])
+async def test_other_hosts_are_asked_without_tls_only_if_they_are_named(
+    registry: Registry, blobs: BlobStore, tmp_path: Path, insecure: list[str]
+) -> None:
+    made = image(LAYERS)
+    registry.push("plain", made)
+    host = "0.0.0.0"  # noqa: S104 - this machine, by a name that doesn't say so
+    port = registry.host.partition(":")[2]
+    async with ImageCatalog(
+        insecure=[each.format(host=host, port=port) for each in insecure],
+        docker_config=tmp_path / "none",
+        platform=AMD64,
+        patience=QUICK,
+    ) as catalog:
+        name = f"{host}:{port}/plain"
+        if insecure:
+            assert (await pull(catalog, blobs, name)).digest == made.digest
+        else:
+            with pytest.raises(RegistryUnavailable):
+                await pull(catalog, blobs, name)
 
 
 async def test_a_layer_that_was_changed_on_the_registry_is_refused(

@@ -8,7 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import structlog
+
 from aenv.errors import RegistryUnavailable
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -54,7 +58,9 @@ class Attempts:
             raise RegistryUnavailable(error.reason, retry_after=asked) from error
         pause = min(patience.longest, patience.first * 2 ** (self._failures - 1))
         pause *= random.uniform(0.5, 1.0)  # noqa: S311 - so that many don't come back at once
-        await asyncio.sleep(max(pause, asked or 0))
+        pause = max(pause, asked or 0)
+        log.info("a registry is asked again soon", reason=error.reason, seconds=round(pause, 1))
+        await asyncio.sleep(pause)
 
 
 async def retried(work: Callable[[], Awaitable[T]], patience: Patience) -> T:

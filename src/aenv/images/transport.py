@@ -5,6 +5,7 @@ A header `Authorization` goes only to the host that it is meant for: registries 
 
 from __future__ import annotations
 
+import socket
 import urllib.request
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -120,6 +121,10 @@ class Transport:
                 yield response
         except aiohttp.ClientConnectorCertificateError as error:
             raise RegistryUnavailable(f"{url.host} shows a certificate that is not trusted here") from error
+        except aiohttp.ClientConnectorDNSError as error:
+            if error.os_error.errno != socket.EAI_NONAME:
+                raise _interruption(url, error) from error
+            raise RegistryUnavailable(f"there is no host {url.host}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _interruption(url, error) from error
 
@@ -132,9 +137,13 @@ class Transport:
             async with self._exchange("GET", URL(f"https://{host}/v2/"), {}, None):
                 return False
         except Interrupted as error:
-            if not isinstance(error.__cause__, aiohttp.ClientSSLError | aiohttp.ServerDisconnectedError):
+            if error.__cause__ is None:  # it has answered, though not well
                 raise
-            return True
+            try:
+                async with self._exchange("GET", URL(f"http://{host}/v2/"), {}, None):
+                    return True
+            except Interrupted:
+                raise error from error.__cause__
 
     def check_target(self, url: URL, host: str) -> None:
         """Raise ImageUnusable unless `host` may send this server to `url`.
