@@ -180,6 +180,8 @@ class FakeRuntime:
         """Whether bare VMMs keep the memory open of the capture they were made for last."""
         self.wasteful = WASTEFUL
         """What is said of every capture that wasn't compacted."""
+        self.asked = 0
+        """How often it was asked whether a capture is wasteful."""
         self.bears_more = True
         """Whether nothing is wasteful where a VM is kept."""
         self.compacting = asyncio.Event()
@@ -317,6 +319,7 @@ class FakeRuntime:
 
     async def is_wasteful(self, capture: Capture, *, kept: bool) -> bool:
         """As `wasteful` says, unless a VM is kept."""
+        self.asked += 1
         return (
             self.wasteful
             and not (kept and self.bears_more)

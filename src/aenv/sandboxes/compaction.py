@@ -43,8 +43,7 @@ class Compaction:
         self._wanted = asyncio.Event()
         core.on_captured = self.want
         core.on_built = self.want_build
-        # What was started from a long chain would hand it on with its first capture.
-        core.on_admitted.append(lambda sandbox_id, _machine: self.want(sandbox_id))
+        core.on_admitted.append(lambda sandbox_id, _machine: self._want(self._compact_started, sandbox_id))
 
     def want(self, sandbox_id: str) -> None:
         """Say that a sandbox may have become wasteful."""
@@ -110,6 +109,21 @@ class Compaction:
             kept = core.starter.stopped.get(sandbox_id) is not None
             if await self._runtime.is_wasteful(capture, kept=kept):
                 await self._replace(sandbox, capture)
+
+    async def _compact_started(self, sandbox_id: str) -> None:
+        """Tighten what a VM stands on that would hand on a long chain with its first capture.
+
+        As much is borne as with a snapshot, which is compacted once, and not in all that is started from it.
+        """
+        core = self._core
+        sandbox = await core.database.run(lambda c: store.get(c, sandbox_id))
+        machine = core.live.machine(sandbox_id)
+        if sandbox is None or machine is None:
+            return
+        capture = await core.captures.get(sandbox.capture_id)
+        long = await self._runtime.is_wasteful(capture, kept=True)
+        if long and await asyncio.to_thread(self._fits, capture):
+            await self._tighten(sandbox_id, machine)
 
     def _fits(self, capture: Capture) -> bool:
         """Whether there is room for all of a capture beside it: old and new files need it for a while."""
