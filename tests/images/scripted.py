@@ -58,8 +58,8 @@ class ScriptedServer:
         return f"{self.host}/{REPOSITORY}:{tag}"
 
     def asked(self, part: str) -> list[Seen]:
-        """The requests whose path has `part` in it."""
-        return [each for each in self.seen if part in each.path]
+        """The requests for something whose path has `part` in it."""
+        return [each for each in self.seen if part in each.path and each.method != "HEAD"]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a request."""

@@ -216,6 +216,18 @@ async def test_a_disk_that_fills_meanwhile(tmp_path: Path, monkeypatch: pytest.M
         await get(store, blob, content)
 
 
+async def test_a_store_that_cannot_be_made_smaller_serves_all_the_same(
+    blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError("the disk is ill")
+
+    monkeypatch.setattr(blobs, "_scan", fail)
+    path = await get(blobs, *made(1000))
+    await blobs.give_up()
+    assert path.exists()
+
+
 async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageFailure, match="preparing the store of layers"):

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from aenv.errors import ImageMissing, ImageUnusable, RegistryUnavailable
 from aenv.images.blobs import BlobStore
@@ -25,6 +26,7 @@ from tests.images.builder import (
 from tests.images.conftest import AMD64, QUICK
 from tests.images.pulling import LAYERS, Heard, pull
 from tests.images.registries import PASSWORD, USER, Registry, free_port
+from tests.images.scripted import ScriptedServer
 
 
 @pytest.mark.parametrize("docker", [False, True])
@@ -183,6 +185,25 @@ async def test_an_image_with_a_digest_that_is_here_needs_no_registry(
     await pull(catalog, blobs, registry.name("pinned", made.digest))
     gone = f"127.0.0.1:{free_port()}/pinned@{made.digest}"
     assert (await pull(catalog, blobs, gone)).digest == made.digest
+
+
+async def test_a_tag_that_names_the_same_still_is_not_got_again(
+    server: ScriptedServer, catalog: ImageCatalog, blobs: BlobStore
+) -> None:
+    older, newer = image(LAYERS[:1]), image(LAYERS)
+
+    async def digest(request: web.Request) -> web.StreamResponse | None:
+        if request.method != "HEAD" or not request.path.endswith("/latest"):
+            return None
+        return web.Response(headers={"Docker-Content-Digest": server.documents["latest"].digest})
+
+    server.troubles.append(digest)
+    name = server.add(older)
+    for _ in range(2):
+        assert (await pull(catalog, blobs, name)).digest == older.digest
+    assert [each.path for each in server.asked("/manifests/")] == [f"/v2/org/app/manifests/{older.digest}"]
+    server.add(newer)
+    assert (await pull(catalog, blobs, name)).digest == newer.digest
 
 
 async def test_short_names_are_looked_for_in_order(

@@ -140,7 +140,7 @@ async def test_a_registry_that_asks_for_too_much_time_is_given_up(
     with pytest.raises(RegistryUnavailable, match="answers with status 429") as failed:
         await pull(catalog, blobs, name)
     assert failed.value.retry_after == 3600
-    assert len(server.asked("/manifests/")) == 1
+    assert len([each for each in server.seen if "/manifests/" in each.path]) == 1
 
 
 async def test_a_registry_that_fails_for_good_keeps_what_has_come(
@@ -288,7 +288,7 @@ async def test_who_waits_for_anothers_download_tries_for_itself_when_that_fails(
     catalog_wants_login = True
     server.troubles.insert(0, for_path("/manifests/", challenge))
     second = asyncio.create_task(pull(catalog, blobs, name, UserPassword("u", "p")))
-    await until(lambda: len(server.asked("/manifests/")) == 3)
+    await until(lambda: len(server.asked("/manifests/")) == 2)
     await asyncio.sleep(0.05)
     release.set()
     with pytest.raises(ImageMissing):

@@ -22,12 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import structlog
+
 from aenv.errors import AenvError, NoSpace, StorageFailure
 from aenv.full import free_bytes, write_failure
 from aenv.images.download import Blob, Content, Pieces, digest_of, download, in_thread, store_unnamed
 from aenv.images.partial import WrongContent
 from aenv.images.retries import Patience
 from aenv.tasks import cancel
+
+log = structlog.get_logger()
 
 Listener: TypeAlias = Callable[[int], None]
 """Hears how many bytes of a blob are here."""
@@ -97,6 +101,10 @@ class BlobStore:
             self._held.subtract(held)
             self._held += Counter()  # drops what nobody holds any more
             await self._shrink(self._max_bytes)
+
+    async def give_up(self) -> None:
+        """Remove everything that nobody holds, for the disk is full."""
+        await self._shrink(0)
 
     def hold(self, digest: str, held: set[str]) -> None:
         """Keep a blob, here already or not, from being removed; `held` is a lease's own list."""
@@ -196,19 +204,24 @@ class BlobStore:
     async def _shrink(self, limit: int) -> None:
         """Remove what is used by nobody, the coldest first, until at most `limit` bytes are left."""
         async with self._eviction:
-            stored = await asyncio.to_thread(self._scan)
-            excess = sum(each.size for each in stored) - limit
-            for each in sorted(stored, key=lambda one: one.used_at):
-                if excess <= 0:
-                    break
-                if self._held[each.digest] or each.digest in self._flights:
-                    continue
-                # The name goes at once, so that whoever looks from now on doesn't find it.
-                doomed = self._folder / _PARTIAL / f"{_TEMPORARY}{secrets.token_hex(8)}"
-                with suppress(FileNotFoundError):
-                    each.path.rename(doomed)
-                    await in_thread(doomed.unlink)
-                excess -= each.size
+            try:
+                await self._remove_coldest(limit)
+            except OSError as error:  # what was wanted of the store was done all the same
+                log.error("the store of layers can't be made smaller", error=str(error))
+
+    async def _remove_coldest(self, limit: int) -> None:
+        stored = await asyncio.to_thread(self._scan)
+        excess = sum(each.size for each in stored) - limit
+        for each in sorted(stored, key=lambda one: one.used_at):
+            if excess <= 0:
+                break
+            if self._held[each.digest] or each.digest in self._flights:
+                continue
+            # The name goes at once, so that whoever looks from now on doesn't find it.
+            with self.scratch() as doomed, suppress(FileNotFoundError):
+                each.path.rename(doomed)
+                await in_thread(doomed.unlink)
+            excess -= each.size
 
     def _scan(self) -> list[_Stored]:
         """Every blob, whole or not, without looking into them. Blocking."""

@@ -21,11 +21,12 @@ from aenv.images.download import Blob, Content, Pieces, digest_of
 from aenv.images.manifests import DOCUMENT_BYTES, Index, Manifest, Platform
 from aenv.images.models import FetchProgress
 from aenv.images.partial import WrongContent
-from aenv.images.reference import Reference
+from aenv.images.reference import DIGEST, Reference
 from aenv.images.retries import retried
 from aenv.images.sources import Description, Layer, OpenImage, opened
 from aenv.images.transport import Response, Transport, pieces, read_body
 
+_MANIFESTS: Final = {"Accept": ", ".join(manifests.ACCEPTED)}
 _ERROR_BYTES: Final = 64 << 10
 _SHOWN: Final = 200
 
@@ -41,6 +42,19 @@ class Repository:
         self._reference = reference
         self._authorizer = Authorizer(transport, reference, login)
 
+    async def digest(self, tag: str) -> str | None:
+        """The digest of the manifest that a tag names now; None if the registry doesn't say it.
+
+        Docker Hub counts how often a manifest is got, and doesn't count this. Raises ImageMissing if it is
+        refused to who asks, RegistryUnavailable.
+        """
+        return await retried(lambda: self._digest(tag), self._transport.patience)
+
+    async def _digest(self, tag: str) -> str | None:
+        async with self._get(f"manifests/{tag}", _MANIFESTS, method="HEAD") as response:
+            said = response.headers.get("Docker-Content-Digest", "")
+            return said if response.status == 200 and DIGEST.fullmatch(said) else None
+
     async def manifest(self, wanted: str) -> tuple[bytes, str]:
         """The manifest or index of a tag or digest, and its media type.
 
@@ -49,8 +63,7 @@ class Repository:
         return await retried(lambda: self._manifest(wanted), self._transport.patience)
 
     async def _manifest(self, wanted: str) -> tuple[bytes, str]:
-        headers = {"Accept": ", ".join(manifests.ACCEPTED)}
-        async with self._get(f"manifests/{wanted}", headers) as response:
+        async with self._get(f"manifests/{wanted}", _MANIFESTS) as response:
             if response.status != 200:
                 raise await self._failure(response, wanted)
             body = await read_body(response, DOCUMENT_BYTES)
@@ -78,13 +91,13 @@ class Repository:
                 raise await self._failure(response, f"{blob}")
 
     @asynccontextmanager
-    async def _get(self, path: str, headers: dict[str, str]) -> AsyncIterator[Response]:
+    async def _get(self, path: str, headers: dict[str, str], method: str = "GET") -> AsyncIterator[Response]:
         """An answer of the registry; who asks is proved if it wants that. Raises Interrupted as well."""
         base = await self._transport.base(self._reference.host)
         url = base / "v2" / self._reference.repository / path
         sent = self._authorizer.header
         for last in (False, True):
-            async with self._transport.request("GET", url, headers=headers, authorization=sent) as response:
+            async with self._transport.request(method, url, headers=headers, authorization=sent) as response:
                 if response.status != 401 or response.url.origin() != base.origin():
                     yield response
                     return
@@ -164,13 +177,14 @@ class RegistrySource:
     async def _document(
         self, repository: Repository, wanted: str, what: str, lease: BlobLease
     ) -> tuple[str, Index | Manifest]:
-        """What a tag or digest names. What has a digest is kept, so it needs no registry the next time."""
-        stored = await lease.document(wanted) if ":" in wanted else None
-        if stored is not None:
-            return wanted, manifests.parse(stored, "", what)
-        data, media_type = await repository.manifest(wanted)
+        """What a tag or digest names. What is here is not got again."""
+        digest = wanted if ":" in wanted else await repository.digest(wanted)
+        stored = await lease.document(digest) if digest else None
+        if digest and stored is not None:
+            return digest, manifests.parse(stored, "", what)
+        data, media_type = await repository.manifest(digest or wanted)
         document = manifests.parse(data, media_type, what)
-        digest = wanted if ":" in wanted else digest_of(data)
+        digest = digest or digest_of(data)
         await lease.keep(Blob(digest, len(data)), data)
         return digest, document
 

@@ -64,3 +64,7 @@ class ImageService:
             resources = replace(self._resources, disk_mib=made.capture.resources.disk_mib)
             capture = replace(made.capture, resources=resources)
             return Image(opened.reference, opened.config, made.key, capture)
+
+    async def give_up(self) -> None:
+        """Remove what was downloaded and nobody needs now, for the disk is full."""
+        await self._blobs.give_up()

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import aiohttp
 from yarl import URL
 
-from aenv.errors import ImageUnusable, RegistryUnavailable
+from aenv.errors import ImageUnusable, RegistryUnavailable, ShuttingDown
 from aenv.images.reference import host_name, is_loopback
 from aenv.images.retries import Interrupted, Patience, retried
 
@@ -87,7 +87,7 @@ class Transport:
         authorization: str | None = None,
         data: bytes | Mapping[str, str] | None = None,
     ) -> AsyncIterator[Response]:
-        """One answer, redirects of a GET followed. `authorization` doesn't go to other hosts.
+        """One answer; redirects are followed, but for a POST. `authorization` doesn't go to other hosts.
 
         Raises Interrupted, also while the answer is read in the block, and ImageUnusable for a redirect that
         leads nowhere.
@@ -99,7 +99,7 @@ class Transport:
             if authorization is not None and url.origin() == origin:
                 sent["Authorization"] = authorization
             async with self._exchange(method, url, sent, data) as response:
-                if response.status not in _REDIRECTS or method != "GET":
+                if response.status not in _REDIRECTS or method == "POST":
                     yield response
                     return
                 url = _target(url, response)
@@ -109,7 +109,8 @@ class Transport:
     async def _exchange(
         self, method: str, url: URL, headers: Mapping[str, str], data: bytes | Mapping[str, str] | None
     ) -> AsyncIterator[Response]:
-        assert self._session is not None, "it is a context manager"  # noqa: S101 - a programmer's mistake
+        if self._session is None or self._session.closed:
+            raise ShuttingDown
         try:
             async with self._session.request(
                 method, url, headers=headers, data=data, allow_redirects=False, proxy=_proxy(url)

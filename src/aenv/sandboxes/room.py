@@ -45,6 +45,8 @@ class Room:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._making = asyncio.Lock()
         self._pausing = asyncio.Lock()
+        self.on_full: list[Callable[[], Awaitable[None]]] = []
+        """Called when the disk is full, to give up what of others' is only a cache."""
         core.on_admitted.append(self.watch)
 
     async def run(self) -> None:
@@ -86,6 +88,8 @@ class Room:
                     log.error("a stopped VM can't be ended", machine=machine.id, error=str(error))
                 except Exception as error:  # noqa: BLE001 (nobody else has the others)
                     unexpected.note("room", "a stopped VM can't be ended", error, machine=machine.id)
+            for give_up in self.on_full:
+                await give_up()
             await core.tidy()
 
     async def make_if_short(self) -> None:

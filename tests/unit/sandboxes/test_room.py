@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from aenv.errors import AenvError, NoSpace, RuntimeFailure, StorageFailure
+from aenv.images.blobs import BlobStore
+from aenv.images.download import Blob, digest_of
 from aenv.sandboxes import capturing, core, reserve, room, store
 from aenv.sandboxes.machines import Machine
 from aenv.sandboxes.reserve import Reserve
@@ -174,6 +176,15 @@ async def test_spares_of_every_kind_are_given_up(rig: Rig) -> None:
     with rig.runtime.hold("spawn"):
         await rig.node.sandboxes.room.make(for_pause=False)
         assert starter.hot.count() == starter.bare.count() == starter.stopped.count() == 0
+
+
+async def test_downloaded_layers_are_given_up(rig: Rig) -> None:
+    store = BlobStore(rig.node._settings.blobs_dir, max_bytes=1 << 30)
+    blob = Blob(digest_of(b"layer"), 5)
+    async with store.lease() as lease:
+        await lease.keep(blob, b"layer")
+    await rig.node.sandboxes.room.make(for_pause=False)
+    assert not store.path(blob.digest).exists()
 
 
 async def test_traffic_is_refused_at_once_while_the_sandbox_is_paused_for_want_of_room(rig: Rig) -> None:
