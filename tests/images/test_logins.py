@@ -15,7 +15,7 @@ from aenv.images.blobs import BlobStore
 from aenv.images.catalog import ImageCatalog
 from aenv.images.models import UserPassword
 from tests.images.builder import image
-from tests.images.pulling import LAYERS, pull
+from tests.images.pulling import LAYERS, pull, until
 from tests.images.registries import PASSWORD, USER, Registry
 
 
@@ -116,3 +116,20 @@ async def test_a_docker_configuration_that_cannot_be_used(
     with pytest.raises(HostNotReady) as failed:
         await pull(catalog, blobs, name)
     assert "secret words" not in str(failed.value)
+
+
+async def test_a_helper_that_hangs_is_ended_with_its_children(
+    registry: Registry,
+    catalog: ImageCatalog,
+    blobs: BlobStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _write_config(tmp_path / "docker", {"credsStore": "test"})
+    _write_helper(tmp_path, f"sleep 100 & echo $! > {tmp_path}/child; wait")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("aenv.images.docker_config._HELPER_SECONDS", 0.5)
+    with pytest.raises(HostNotReady, match="docker-credential-test gave no answer within"):
+        await pull(catalog, blobs, registry.name("hangs"))
+    child = Path("/proc") / (tmp_path / "child").read_text().strip()
+    await until(lambda: not child.exists())

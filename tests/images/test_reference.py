@@ -56,6 +56,12 @@ def test_names_without_a_host_are_looked_for_in_every_registry() -> None:
     assert len(parse("quay.io/app", registries)) == 1
 
 
+def test_there_may_be_no_registry_for_names_without_a_host() -> None:
+    with pytest.raises(InvalidRequest, match="no registry is set for such names"):
+        parse("debian", ())
+    assert parse("quay.io/app", ())
+
+
 def test_docker_hub_is_served_by_another_host() -> None:
     assert parse("debian")[0].host == "registry-1.docker.io"
     assert parse("quay.io/org/app")[0].host == "quay.io"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from aenv.errors import ImageMissing, ImageUnusable, RegistryUnavailable
+from aenv.errors import ImageMissing, ImageUnusable, InvalidRequest, RegistryUnavailable
 from aenv.images.blobs import BlobStore
 from aenv.images.catalog import ImageCatalog
 from aenv.images.models import Compression, UserPassword
@@ -213,18 +214,26 @@ async def test_short_names_are_looked_for_in_order(
     secret_registry.push("both", both)
     registry.push("both", second)
     registry.push("second", second)
+    config = tmp_path / "config.json"
     async with ImageCatalog(
         registries=(secret_registry.host, registry.host),
-        docker_config=tmp_path / "none",
+        docker_config=config,
         platform=AMD64,
         patience=QUICK,
     ) as catalog:
-        login = UserPassword(USER, PASSWORD)
-        assert (await pull(catalog, blobs, "both", login)).digest == both.digest
-        assert (await pull(catalog, blobs, "second", login)).digest == second.digest
         assert (await pull(catalog, blobs, "both")).digest == second.digest
+        login = {"username": USER, "password": PASSWORD}
+        config.write_text(json.dumps({"auths": {secret_registry.host: login}}))
+        assert (await pull(catalog, blobs, "both")).digest == both.digest
+        assert (await pull(catalog, blobs, "second")).digest == second.digest
         with pytest.raises(ImageMissing, match=rf"{registry.host} has no latest of third"):
-            await pull(catalog, blobs, "third", login)
+            await pull(catalog, blobs, "third")
+
+
+async def test_credentials_are_for_one_registry(blobs: BlobStore) -> None:
+    async with ImageCatalog(registries=("quay.io", "docker.io")) as catalog:
+        with pytest.raises(InvalidRequest, match=r"as in quay\.io/app:latest: credentials are for one"):
+            await pull(catalog, blobs, "app", UserPassword(USER, PASSWORD))
 
 
 async def test_a_registry_that_is_away_is_not_passed_over(

@@ -71,6 +71,25 @@ async def test_a_registry_that_ignores_ranges_sends_it_again(
     assert ranges(server, digest) == ["bytes=0-", f"bytes={MIB}-"]
 
 
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [("", ImageUnusable), ("bytes */1", ImageUnusable), (f"bytes {MIB - 1}-9/10", RegistryUnavailable)],
+)
+async def test_a_part_that_is_not_the_one_that_was_asked_for(
+    server: ScriptedServer, catalog: ImageCatalog, blobs: BlobStore, said: str, error: type[Exception]
+) -> None:
+    made, digest, data = one_layer()
+
+    async def another_part(_request: web.Request) -> web.StreamResponse:
+        return web.Response(status=206, body=data[:10], headers={"Content-Range": said})
+
+    name = server.add(made)
+    server.troubles += [for_path(digest, cut_after(data, MIB), times=1), for_path(digest, another_part)]
+    with pytest.raises(error):
+        await pull(catalog, blobs, name)
+    assert not blobs.path(digest).exists()
+
+
 async def test_what_came_before_a_restart_is_not_asked_for_again(
     server: ScriptedServer, catalog: ImageCatalog, tmp_path: Path
 ) -> None:

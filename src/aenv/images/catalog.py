@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from aenv.errors import InvalidRequest
 from aenv.images.auth import Login
 from aenv.images.clouds import Clouds, ecr_login, google_login
 from aenv.images.docker_config import default_path, find_login
@@ -59,9 +60,14 @@ class ImageCatalog:
     def named(self, text: str, credentials: Credentials | None = None) -> Source:
         """The image on a registry that `text` names. Nothing is asked for yet.
 
-        Raises InvalidRequest if it can't be the name of an image.
+        Raises InvalidRequest if it can't be the name of an image, or if credentials are given and it may be
+        an image of several registries: they would go to all of these.
         """
         candidates = parse(text, self._registries)
+        if credentials is not None and len(candidates) > 1:
+            raise InvalidRequest(
+                f"say whose image {text!r} is, as in {candidates[0]}: credentials are for one registry"
+            )
 
         async def login(reference: Reference) -> Login | None:
             return await self._login(reference, credentials)

@@ -12,6 +12,7 @@ import binascii
 import json
 import os
 import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -123,6 +124,7 @@ async def _ask_helper(name: str, key: str) -> Login | None:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
     except OSError as error:
         raise HostNotReady(f"{program}, which the docker configuration names, can't be started") from error
@@ -133,7 +135,7 @@ async def _ask_helper(name: str, key: str) -> Login | None:
         raise HostNotReady(f"{program} gave no answer within {_HELPER_SECONDS:.0f} s") from error
     finally:
         if process.returncode is None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             await finish(process.wait())
     if process.returncode != 0:
         # Helpers say on their standard output what went wrong, and only this one is no failure.

@@ -84,6 +84,8 @@ def parse(text: str, registries: Sequence[str] = (DOCKER_HUB,)) -> tuple[Referen
     host, path = _split_host(name)
     if host:
         return (_reference(text, host, path, tag, digest),)
+    if not registries:
+        raise _wrong(text, "it has no host, and no registry is set for such names (AENV_IMAGE_REGISTRIES)")
     if _BARE_DIGEST.fullmatch(path):
         raise _wrong(text, "64 hexadecimal digits name a local image elsewhere, and none here")
     return tuple(_reference(text, *_within(registry, path), tag, digest) for registry in registries)
