@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import tarfile
 from collections.abc import AsyncIterator
@@ -27,7 +26,7 @@ from aenv.snapshots.captures import Captures
 from aenv.snapshots.disk_cache import DiskCache
 from tests.images.builder import Document, archive, entry, files, image
 from tests.images.registries import Registry
-from tests.images.trees import Tree, unpack
+from tests.images.trees import Tree, told_tree, unpack
 from tests.server import ROOT
 
 DISK_MIB = 64
@@ -60,8 +59,7 @@ class Rig:
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
-        result: Tree = json.loads(lines[-1])
-        return result
+        return told_tree(lines)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,9 +33,15 @@ def tree() -> Tree:
 
 
 def tell_tree(say: Callable[[str], None]) -> None:
-    """`tree` as an edit that changes nothing: one line of JSON."""
+    """`tree` as an edit that changes nothing: JSON of each path and what is there, a line each."""
     os.chdir("/")
-    say(json.dumps(tree()))
+    for item in tree().items():
+        say(json.dumps(item))
+
+
+def told_tree(lines: Iterable[str]) -> Tree:
+    """The tree of which `tell_tree` said these lines."""
+    return dict(json.loads(line) for line in lines)
 
 
 def _walk(path: bytes) -> Iterator[bytes]:

@@ -24,13 +24,14 @@ from typing import Any, Final, NoReturn
 from aenv.disks.chain import chain
 from aenv.disks.edits import EditRefused
 from aenv.disks.loop import NoLoopDevice, loop_device
-from aenv.disks.mounts import mount_ext4, mount_tmpfs, sync_filesystem, unmount
+from aenv.disks.mounts import mount_ext4, mount_fusectl, mount_tmpfs, sync_filesystem, unmount
 from aenv.disks.qcow2 import create_overlay
 
 _PLACE: Final = Path("/sys")
 """Hidden in this process's mounts by a folder in memory: it is on every host, and nothing here needs it."""
 _ROOT: Final = _PLACE / "root"
 _EXPORT: Final = _PLACE / "disk"
+_FUSE: Final = _PLACE / "fuse"
 _NODE: Final = "disk"
 _DAEMON: Final = "qemu-storage-daemon"
 _START: Final = 30.0  # seconds for the daemon to show the disk
@@ -76,6 +77,7 @@ def _edit(request: dict[str, Any]) -> None:
     mount_tmpfs(_PLACE)
     _ROOT.mkdir()
     _EXPORT.touch()
+    _FUSE.mkdir()
     target, size = Path(request["target"]), request["size"]
     if not request["below"]:
         _edit_file(target, calls)
@@ -112,6 +114,7 @@ def _shown_as_file(node: dict[str, object], size: int) -> Iterator[None]:
                         HOST, f"{_DAEMON} doesn't show the disk: is /dev/fuse there (`modprobe fuse`)?"
                     )
                 time.sleep(0.001)
+            _one_at_a_time()
             yield
             daemon.terminate()
             if daemon.wait(_END) != 0:
@@ -120,11 +123,21 @@ def _shown_as_file(node: dict[str, object], size: int) -> Iterator[None]:
             daemon.kill()
 
 
+def _one_at_a_time() -> None:
+    """Have the kernel send the daemon one read or write at a time.
+
+    Before QEMU 10.2 it puts a second write into the buffer of the first one while it still works on that.
+    With direct I/O they all count as background. Source: Linux `Documentation/filesystems/fuse.rst`.
+    """
+    mount_fusectl(_FUSE)
+    (_FUSE / str(os.minor(_EXPORT.stat().st_dev)) / "max_background").write_text("1")
+
+
 def _edit_file(file: Path, calls: list[Callable[[], None]]) -> None:
     """Call the edits with the file system in `file` as their root; all is written when this returns."""
     backing = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:
-        with loop_device(backing, _PLACE) as (path, device):
+        with loop_device(backing, _PLACE, direct=file == _EXPORT) as (path, device):
             _fill(path, os.lseek(device, 0, os.SEEK_END))
             mount_ext4(path, _ROOT)
             try:

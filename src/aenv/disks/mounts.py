@@ -30,6 +30,11 @@ def mount_tmpfs(folder: Path) -> None:
     _mount("none", folder, "tmpfs", "mode=0700")
 
 
+def mount_fusectl(folder: Path) -> None:
+    """The kernel's settings of FUSE connections on `folder`. Raises OSError."""
+    _mount("none", folder, "fusectl", "")
+
+
 def unmount(folder: Path) -> None:
     """Write all of a file system to its device and unmount it. Raises OSError."""
     _check(_libc.umount2(os.fsencode(folder), 0), folder)

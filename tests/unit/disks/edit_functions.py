@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -60,6 +61,34 @@ def fill(mib: int, say: Say) -> None:
     say("filling")
     with Path("/filler").open("wb") as file:
         file.writelines(os.urandom(1 << 20) for _ in range(mib))
+
+
+def write_all_at_once(files: int, kib: int, say: Say) -> None:
+    """Files of known content, written and forced to the disk side by side."""
+
+    def put(number: int) -> None:
+        with Path(f"/file{number}").open("wb") as file:
+            for _ in range(4):
+                file.write(pattern(number, kib << 8))
+                file.flush()
+                os.fsync(file.fileno())
+
+    with ThreadPoolExecutor(files) as pool:
+        list(pool.map(put, range(files)))
+    say("written")
+
+
+def check_all(files: int, kib: int, say: Say) -> None:
+    """Tell whether these files are as they were written."""
+    for number in range(files):
+        if Path(f"/file{number}").read_bytes() != pattern(number, kib << 8) * 4:
+            say(f"file{number} is damaged")
+    say("checked")
+
+
+def pattern(number: int, size: int) -> bytes:
+    """As many bytes, in which no two blocks are equal."""
+    return b"".join(b"%07d/%07d\n" % (number, block) for block in range(size // 16))
 
 
 def hang(say: Say) -> None:

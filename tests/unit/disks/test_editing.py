@@ -103,6 +103,15 @@ async def test_each_disk_has_what_those_below_have(disks: Disks) -> None:
     assert disks.made[0].stat().st_blocks * 512 < 8 << 20  # not much more than what is in it
 
 
+async def test_what_is_written_side_by_side_is_whole(disks: Disks) -> None:
+    """The daemon mixes writes up if it gets another before it is done with one."""
+    await disks.apply()
+    much = {"files": 12, "kib": 2048}
+    lines = await disks.apply(edit("write_all_at_once", **much), edit("check_all", **much))
+    lines += await disks.apply(edit("check_all", **much))
+    assert lines == ["written", "checked", "checked"]
+
+
 async def test_a_disk_is_left_whole(disks: Disks) -> None:
     await disks.apply(edit("write", path="/a", text="one"))
     await run(["e2fsck", "-fn", disks.made[0]])
