@@ -85,7 +85,10 @@ async def test_a_prepared_slot_is_taken_within_two_milliseconds(make_pool: MakeP
     assert sorted(times)[2] < 0.002
 
 
-async def test_slots_are_made_ahead_again_after_they_are_taken(make_pool: MakePool) -> None:
+async def test_slots_are_made_ahead_again_after_they_are_taken(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "_REST", 0.1)
     pool = make_pool(prepared=2)
     await pool.start()
     taken = [await pool.acquire() for _ in range(5)]

@@ -25,9 +25,9 @@ log = structlog.get_logger(__name__)
 
 MAX_SLOTS: Final = 4000
 """Most slots of one pool. Interfaces and rules were sized for this many."""
-_REST: Final = 1.0
+_REST: Final = 3.0
 """Seconds after a slot was taken until more are made ahead: whoever took it starts a VM now, and a slot takes
-12 ms of a CPU."""
+12 ms of a CPU. The guests of a fork of 16 have their identity by then."""
 _RETRY_DELAY: Final = 1.0
 """Seconds between attempts to make slots ahead while the host refuses."""
 _ADDRESS_ATTEMPTS: Final = 20
