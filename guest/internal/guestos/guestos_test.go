@@ -219,28 +219,37 @@ func TestRewriteLeavesAgreeingFilesAndLinksAlone(t *testing.T) {
 	if err := os.WriteFile(file, []byte("box\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	inode := func() uint64 {
+	stat := func() *syscall.Stat_t {
 		info, err := os.Stat(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return info.Sys().(*syscall.Stat_t).Ino
+		return info.Sys().(*syscall.Stat_t)
 	}
-	before := inode()
+	past := time.Unix(1, 0)
+	if err := os.Chtimes(file, past, past); err != nil {
+		t.Fatal(err)
+	}
+	before := stat()
 	rewrite(file, func([]byte) []byte { return []byte("box\n") })
-	if inode() != before {
+	if stat().Mtim != before.Mtim {
 		t.Error("the file was written although nothing changed")
 	}
-	rewrite(file, func([]byte) []byte { return []byte("other\n") })
-	if content, _ := os.ReadFile(file); string(content) != "other\n" {
-		t.Errorf("content %q", content)
+	for _, wanted := range []string{"another\n", "b\n"} {
+		rewrite(file, func([]byte) []byte { return []byte(wanted) })
+		if content, _ := os.ReadFile(file); string(content) != wanted {
+			t.Errorf("content %q instead of %q", content, wanted)
+		}
+	}
+	if stat().Ino != before.Ino {
+		t.Error("it is another file now, with blocks of its own")
 	}
 	link := filepath.Join(folder, "link")
 	if err := os.Symlink(file, link); err != nil {
 		t.Fatal(err)
 	}
 	rewrite(link, func([]byte) []byte { return []byte("through\n") })
-	if content, _ := os.ReadFile(file); string(content) != "other\n" {
+	if content, _ := os.ReadFile(file); string(content) != "b\n" {
 		t.Errorf("written through a link: %q", content)
 	}
 	rewrite(filepath.Join(folder, "absent", "x"), func([]byte) []byte { return []byte("x") })

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 )
@@ -67,7 +66,8 @@ func hostsFor(old []byte, name string) []byte {
 	return out.Bytes()
 }
 
-// rewrite replaces the file's content if change alters it. It is a best effort: images may lack /etc or link the file away.
+// rewrite replaces the file's content if change alters it, where it is: a new file takes a quarter of the time of a whole
+// /init under emulation, and blocks of its own. It is a best effort: images may lack /etc or link the file away.
 func rewrite(path string, change func(old []byte) []byte) {
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
 		return
@@ -80,8 +80,12 @@ func rewrite(path string, change func(old []byte) []byte) {
 	if bytes.Equal(old, content) {
 		return
 	}
-	temporary := filepath.Join(filepath.Dir(path), ".envd-"+filepath.Base(path))
-	if os.WriteFile(temporary, content, 0o644) != nil || os.Rename(temporary, path) != nil {
-		os.Remove(temporary)
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o644)
+	if err != nil {
+		return
+	}
+	defer file.Close()
+	if _, err := file.WriteAt(content, 0); err == nil && len(content) < len(old) {
+		file.Truncate(int64(len(content)))
 	}
 }

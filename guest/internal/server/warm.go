@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"net/http"
+	"syscall"
 	"time"
 
 	"aenv/envd/internal/process"
@@ -47,6 +48,7 @@ func (s *Server) warm(w http.ResponseWriter, r *http.Request) {
 	for range rehearsals {
 		s.rehearseCommand(ctx)
 	}
+	syscall.Sync() // what the boot left to be written would be written by every copy
 	if err := s.guest.Freeze(); err != nil {
 		rest.Error(w, http.StatusInternalServerError, "freeze user processes: %v", err)
 		return

@@ -32,6 +32,7 @@ GUEST_MAC, TAP_MAC = "02:ae:00:00:00:15", "02:ae:00:00:00:16"
 TUNSETIFF, TAP_FLAGS = 0x400454CA, 0x0002 | 0x1000 | 0x4000  # a tap, no packet information, vnet header
 PAGE = 4096
 PR_SET_THP_DISABLE = 41
+MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072", "G_SLICE": "always-malloc"}
 launching = threading.Lock()
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -146,7 +147,8 @@ class Vm:
         command = self.command(machine, tap=tap, monitor=theirs.fileno())
         with launching:  # without huge pages, which QEMU would use for what is small
             libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
-            self.child = subprocess.Popen(command, pass_fds=(tap, theirs.fileno()))
+            passed = (tap, theirs.fileno())
+            self.child = subprocess.Popen(command, pass_fds=passed, env={**os.environ, **MALLOC})
             libc.prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
         os.close(tap)
         theirs.close()

@@ -33,6 +33,8 @@ _ENVIRONMENT: Final = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     "LC_ALL": "C",
     "MALLOC_ARENA_MAX": "1",  # QEMU's threads allocate little; an arena each costs memory in every VM
+    "MALLOC_MMAP_THRESHOLD_": "131072",  # else it grows, and tables that were outgrown stay in the heap
+    "G_SLICE": "always-malloc",  # GLib's own pools hold more than they hand out
 }
 
 
