@@ -159,7 +159,7 @@ class Node:
         reserve = Reserve(settings.home / "reserve", settings.reserve_mib << 20)
         self.sandboxes = SandboxService(core, settings.max_fork, reserve)
         stack.push_async_callback(self.sandboxes.close, CLOSE_SECONDS)
-        self.sandboxes.room.on_full.append(self.images.give_up)
+        self.sandboxes.room.on_full += [self.images.give_up, self.disks.give_up]
         await recovery.adopt(core, survivors)
         self._own(self.sandboxes.watch_deadlines())
         self._own(self.sandboxes.room.run())

@@ -7,7 +7,6 @@ those go that were used least lately. What else was started from one keeps the l
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import sqlite3
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from aenv.database import Database
-from aenv.errors import RuntimeFailure, StorageFailure
+from aenv.errors import NoSpace, RuntimeFailure, StorageFailure
 from aenv.runtimes.base import Capture
 from aenv.snapshots.captures import Captures
 from aenv.tasks import KeyedLocks, finish
@@ -110,19 +109,27 @@ class DiskCache:
     async def obtain(self, key: str, make: Callable[[Path], Awaitable[Capture]]) -> Capture:
         """The disk with this key; if there is none, `make` makes it in a new folder, once for all who ask.
 
-        If that fails or is cancelled, nothing is left, and the next who waits tries it.
+        On a full disk it is tried once more, without the other disks that nobody keeps. If it fails or is
+        cancelled, nothing is left, and the next who waits tries it.
         """
         async with self.making(key):
             if (found := await self.get(key)) is not None:
                 return found
-            capture_id, folder = self._captures.new()
             try:
-                capture = await make(folder)
-            except BaseException:
-                await finish(self._captures.discard(capture_id))
-                raise
+                capture_id, capture = await self._make(make)
+            except NoSpace:
+                await self.give_up()
+                capture_id, capture = await self._make(make)
             await self.put(key, capture_id, capture)
             return capture
+
+    async def _make(self, make: Callable[[Path], Awaitable[Capture]]) -> tuple[str, Capture]:
+        capture_id, folder = self._captures.new()
+        try:
+            return capture_id, await make(folder)
+        except BaseException:
+            await finish(self._captures.discard(capture_id))
+            raise
 
     async def _put(self, key: str, capture_id: str, capture: Capture) -> None:
         def record(connection: sqlite3.Connection) -> None:
@@ -140,14 +147,23 @@ class DiskCache:
         except BaseException:
             await self._captures.discard(capture_id)
             raise
-        with contextlib.suppress(StorageFailure):  # the next who puts something tries it again
-            await self.evict()
+        await self._shrink(self._most_bytes)
 
-    async def evict(self) -> None:
-        """Forget the coldest disks that nobody keeps until the rest takes no more than it may."""
+    async def give_up(self) -> None:
+        """Forget all disks that nobody keeps, as the host's disk is full."""
+        await self._shrink(0)
+
+    async def _shrink(self, most_bytes: int) -> None:
+        """Forget the coldest disks that nobody keeps until the rest takes no more than that."""
+        try:
+            await self._evict(most_bytes)
+        except StorageFailure as error:
+            log.error("cached disks can't be removed now", error=str(error))
+
+    async def _evict(self, most_bytes: int) -> None:
         async with self._evicting:
             entries = await self._database.run(_entries)
-            cold = await asyncio.to_thread(self._too_many, entries)
+            cold = await asyncio.to_thread(self._too_many, entries, most_bytes)
 
             def forget(connection: sqlite3.Connection) -> int:
                 # Looked at here: a block of `kept` that began before its `get` is seen.
@@ -159,7 +175,7 @@ class DiskCache:
                 log.info("cached disks were removed to make room", count=count)
                 await self._captures.collect()
 
-    def _too_many(self, entries: Sequence[_Entry]) -> list[str]:
+    def _too_many(self, entries: Sequence[_Entry], most_bytes: int) -> list[str]:
         """The keys to forget of `entries`, coldest first.
 
         One that others stand on frees nothing before they go.
@@ -169,7 +185,7 @@ class DiskCache:
         sizes = {layer: self._blocks(layer) for layer in users}
         total = sum(sizes.values())
         cold: list[str] = []
-        while total > self._most_bytes:
+        while total > most_bytes:
             for entry in left:
                 freed = sum(sizes[layer] for layer in entry.layers if users[layer] == 1)
                 if freed:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aenv.database import Database
-from aenv.errors import HostNotReady, StorageFailure
+from aenv.errors import HostNotReady, NoSpace, StorageFailure
 from aenv.runtimes.base import Capture, Layer, Resources, RuntimeIdentity
 from aenv.snapshots.captures import Captures
 from aenv.snapshots.disk_cache import DiskCache, key_over
@@ -133,6 +133,27 @@ async def test_a_layer_that_another_disk_needs_stays(rig: Rig) -> None:
         await rig.obtain("d")
         assert rig.files() == [b"d", b"low", b"top"]
     assert all(layer.path.exists() for layer in top.layers)
+
+
+async def test_a_full_disk_takes_what_nobody_keeps(rig: Rig) -> None:
+    await rig.obtain("a")
+    await rig.obtain("b")
+    attempts = 0
+
+    async def make(folder: Path) -> Capture:
+        nonlocal attempts
+        attempts += 1
+        (folder / "half").write_bytes(b"half")
+        if attempts == 1:
+            raise NoSpace("full")
+        (folder / "half").unlink()
+        return await rig.maker("c")(folder)
+
+    with rig.cache.kept("b"):
+        await rig.cache.obtain("c", make)
+    assert (attempts, rig.files()) == (2, [b"b", b"c"])
+    await rig.cache.give_up()
+    assert rig.files() == []
 
 
 async def test_what_another_stands_on_is_forgotten_after_it(rig: Rig) -> None:
