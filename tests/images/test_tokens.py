@@ -189,6 +189,8 @@ async def test_a_token_server_that_fails_for_a_while(
         'Bearer realm="http://token.example/"',
         'Bearer realm="file:///etc/passwd"',
         'Bearer realm="http://["',
+        'Bearer realm="https://a:99999/"',
+        'Bearer realm="https://a..b/"',
     ],
 )
 async def test_a_realm_that_cannot_be_asked(
@@ -244,8 +246,13 @@ async def test_a_redirect_within_a_registry_keeps_the_token(
         ("", "redirects"),
         ("http://store.example/blob", r"sends on to store\.example without TLS"),
         ("ftp://store.example/blob", "without TLS"),
-        ("file:///etc/passwd", "without TLS"),
+        ("file:///etc/passwd", "no valid address"),
         ("http://[", "no valid address"),
+        ("https://é.example/", "no valid address"),
+        ("https://a:99999/", "no valid address"),
+        ("https://a..b/", "no valid address"),
+        ("https://a:b/", "no valid address"),
+        ("https:///blob", "no valid address"),
     ],
 )
 async def test_redirects_that_lead_nowhere(

@@ -18,7 +18,7 @@ from yarl import URL
 from aenv.errors import ImageMissing, ImageUnusable
 from aenv.images.reference import Reference
 from aenv.images.retries import retried
-from aenv.images.transport import Transport, read_body
+from aenv.images.transport import Transport, checked, read_body
 
 _ANSWER_BYTES: Final = 1 << 20
 _CLIENT: Final = "aenv"
@@ -130,8 +130,7 @@ class Authorizer:
 
     def _realm(self, challenge: dict[str, str]) -> URL:
         try:
-            realm = URL(challenge["realm"])
-            realm.origin()
+            realm = checked(URL(challenge["realm"]))
         except (KeyError, ValueError) as error:
             raise ImageUnusable(
                 f"{self._reference.registry} doesn't say where tokens are to be had"

@@ -186,9 +186,18 @@ def _authority(url: URL) -> str:
 
 def _target(url: URL, response: Response) -> URL:
     try:
-        return url.join(URL(response.headers["Location"], encoded=True))
+        return checked(url.join(URL(response.headers["Location"], encoded=True)))
     except (KeyError, ValueError) as error:
         raise ImageUnusable(f"{url.host} redirects to no valid address") from error
+
+
+def checked(url: URL) -> URL:
+    """`url` if it can be asked for. Raises ValueError: the class itself takes nearly everything."""
+    origin = url.origin()
+    (origin.host or "").encode("idna")
+    if not str(url).isascii() or not 0 < (origin.port or 0) < 65536:
+        raise ValueError("an address that can't be sent")
+    return url
 
 
 def _proxy(url: URL) -> URL | None:
