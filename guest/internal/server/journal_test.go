@@ -124,3 +124,27 @@ func TestARehearsalLeavesNoTraceInTheJournal(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+func TestARehearsalGivesNoIdentityAndLetsNothingRun(t *testing.T) {
+	f := newFixture(t)
+	f.expect(204, "POST", "/init", `{"sandboxId":"i1"}`)
+	f.expect(204, "POST", "/freeze", "")
+	before := len(f.kernel.calls)
+	f.expect(204, "POST", "/warm", `{"sandboxId":"warm","accessToken":"warm","hostname":"four"}`)
+	want := []string{"hostname aaaa", "rehearse thaw", "hostname bbbb", "rehearse thaw", "freeze"}
+	if got := f.kernel.calls[before:]; !slices.Equal(got, want) {
+		t.Error(got)
+	}
+	if got := f.expect(200, "GET", "/envs", ""); !strings.Contains(got, `"i1"`) || strings.Contains(got, "warm") {
+		t.Error(got)
+	}
+}
+
+func TestAFailedRehearsalIsTold(t *testing.T) {
+	f := newFixture(t)
+	f.expect(204, "POST", "/freeze", "")
+	f.kernel.fail = "rehearse thaw"
+	if body := f.expect(500, "POST", "/warm", `{}`); !strings.Contains(body, "not today") {
+		t.Error(body)
+	}
+}

@@ -38,20 +38,21 @@ const logger = "envd"
 
 // Guest is what the server does to the guest's kernel.
 type Guest struct {
-	SetClock    func(time.Time) error
-	AddEntropy  func([]byte) error
-	SetHostname func(string) error
-	Freeze      func() error
-	Thaw        func() error
-	FreezeDisk  func() error
-	ThawDisk    func() error
-	RunHooks    func(env map[string]string, j *journal.Journal)
+	SetClock     func(time.Time) error
+	AddEntropy   func([]byte) error
+	SetHostname  func(string) error
+	Freeze       func() error
+	Thaw         func() error
+	RehearseThaw func() error
+	FreezeDisk   func() error
+	ThawDisk     func() error
+	RunHooks     func(env map[string]string, j *journal.Journal)
 }
 
 // RealGuest acts on the kernel envd runs on.
 func RealGuest() Guest {
-	return Guest{guestos.SetClock, guestos.AddEntropy, guestos.SetHostname, guestos.Freeze, guestos.Thaw, guestos.FreezeDisk,
-		guestos.ThawDisk, hooks.Run}
+	return Guest{guestos.SetClock, guestos.AddEntropy, guestos.SetHostname, guestos.Freeze, guestos.Thaw, guestos.RehearseThaw,
+		guestos.FreezeDisk, guestos.ThawDisk, hooks.Run}
 }
 
 // Server holds the state behind the routes.

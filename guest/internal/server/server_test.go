@@ -36,14 +36,15 @@ func (k *kernel) record(call string) error {
 
 func (k *kernel) guest() Guest {
 	return Guest{
-		SetClock:    func(now time.Time) error { k.clock = now; return k.record("clock") },
-		AddEntropy:  func(data []byte) error { return k.record("entropy") },
-		SetHostname: func(name string) error { return k.record("hostname " + name) },
-		Freeze:      func() error { return k.record("freeze") },
-		Thaw:        func() error { return k.record("thaw") },
-		FreezeDisk:  func() error { return k.record("freeze disk") },
-		ThawDisk:    func() error { return k.record("thaw disk") },
-		RunHooks:    func(env map[string]string, _ *journal.Journal) { _ = k.record("hooks for " + env["E2B_SANDBOX_ID"]) },
+		SetClock:     func(now time.Time) error { k.clock = now; return k.record("clock") },
+		AddEntropy:   func(data []byte) error { return k.record("entropy") },
+		SetHostname:  func(name string) error { return k.record("hostname " + name) },
+		Freeze:       func() error { return k.record("freeze") },
+		Thaw:         func() error { return k.record("thaw") },
+		RehearseThaw: func() error { return k.record("rehearse thaw") },
+		FreezeDisk:   func() error { return k.record("freeze disk") },
+		ThawDisk:     func() error { return k.record("thaw disk") },
+		RunHooks:     func(env map[string]string, _ *journal.Journal) { _ = k.record("hooks for " + env["E2B_SANDBOX_ID"]) },
 	}
 }
 

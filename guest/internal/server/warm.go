@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/binary"
 	"net/http"
+	"strings"
 	"syscall"
 	"time"
 
+	"aenv/envd/internal/journal"
 	"aenv/envd/internal/process"
 	"aenv/envd/internal/rest"
 )
@@ -39,13 +41,16 @@ func (s *Server) warm(w http.ResponseWriter, r *http.Request) {
 		rest.Error(w, http.StatusBadRequest, "%v", err)
 		return
 	}
-	if err := s.prepare(req); err != nil {
-		rest.Error(w, http.StatusInternalServerError, "%v", err)
-		return
-	}
+	s.conns.dropOthers(r.Context()) // /init finds none left to close
 	ctx, cancel := context.WithTimeout(process.Rehearse(r.Context()), rehearsalTimeout)
 	defer cancel()
-	for range rehearsals {
+	name := req.Hostname
+	for i := range rehearsals {
+		req.Hostname = strings.Repeat(string(rune('a'+i)), len(name)) // always another, of the length of the next
+		if err := s.rehearseInit(r, req); err != nil {
+			rest.Error(w, http.StatusInternalServerError, "%v", err)
+			return
+		}
 		s.rehearseCommand(ctx)
 	}
 	syscall.Sync() // what the boot left to be written would be written by every copy
@@ -54,6 +59,16 @@ func (s *Server) warm(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// rehearseInit does what /init does, for a stand-in of this server: what clients see stays as it is, and nothing runs.
+func (s *Server) rehearseInit(r *http.Request, req *initRequest) error {
+	guest := s.guest
+	guest.Thaw = guest.RehearseThaw
+	guest.RunHooks = func(map[string]string, *journal.Journal) {}
+	standIn := New(guest)
+	standIn.captured = true
+	return standIn.apply(r, req)
 }
 
 func (s *Server) rehearseCommand(ctx context.Context) {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from aenv import host, timings
+from aenv import host, ids, timings
 from aenv.errors import AenvError, GuestUnresponsive, NoSpace
 from aenv.guest.client import InitRequest
 from aenv.runtimes.base import BareVmm, BootSpec, Capture
@@ -36,8 +36,8 @@ KINDS = 4
 
 Meet = Callable[[], Awaitable[None]]
 
-REHEARSAL = InitRequest(sandbox_id="warm", template_id="warm", hostname="warm")
-"""The identity with which a hot VM rehearses being given one."""
+REHEARSAL = InitRequest(sandbox_id="warm", template_id="warm", hostname=ids.new_sandbox_id())
+"""The identity with which a hot VM rehearses being given one: the host name is as long as a real one."""
 
 
 class Starter:
