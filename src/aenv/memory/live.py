@@ -56,14 +56,16 @@ class MemoryCopy:
             return writer.finish()
 
 
-def save_memory(pid: int, base: Path, size: int, target: Path) -> MemoryCopy | DeltaSummary:
+def save_memory(
+    pid: int, base: Path, size: int, target: Path, address: int | None = None
+) -> MemoryCopy | DeltaSummary:
     """Take the pages that process `pid` has changed in its private mapping of `base`.
 
     Up to 128 MiB are only copied: the process may go on, and the copy is still to be saved to `target`. More
-    is written to `target` at once. The process must not write meanwhile. Raises OSError, or RuntimeFailure
-    if `base` isn't mapped or was cut short.
+    is written to `target` at once. The process must not write meanwhile. `address` is what `find_memory` has
+    found, if it was asked before. Raises OSError, or RuntimeFailure if `base` isn't mapped or was cut short.
     """
-    address = _address(pid, base, size)
+    address = find_memory(pid, base, size) if address is None else address
     ranges = private_pages(pid, address, size)
     count = int((ranges[:, 1] - ranges[:, 0]).sum())
     if count <= _COPY_PAGES:
@@ -81,7 +83,7 @@ def load_memory(pid: int, base: Path, size: int, delta: Path) -> DeltaSummary:
 
     Raises OSError, or RuntimeFailure if the delta is damaged; the process must not run the guest then.
     """
-    address = _address(pid, base, size)
+    address = find_memory(pid, base, size)
     with open_delta(delta, size) as reader:
         for ranges, pages in reader.pieces(_buffers.pages):
             write_process(pid, address, ranges, pages)
@@ -104,7 +106,11 @@ def _new_delta(base: Path, size: int, target: Path) -> Iterator[tuple[DeltaWrite
         os.close(base_descriptor)
 
 
-def _address(pid: int, base: Path, size: int) -> int:
+def find_memory(pid: int, base: Path, size: int) -> int:
+    """Where process `pid` has its private mapping of `base`, for as long as it lives.
+
+    Raises OSError, or RuntimeFailure if `base` isn't mapped or was cut short.
+    """
     file = base.stat()
     if file.st_size != size:
         raise RuntimeFailure(f"the memory base {base} has {file.st_size} bytes instead of {size}")

@@ -123,6 +123,12 @@ class Instance(Protocol):
     async def to_foreground(self) -> None:
         """Have as much of the CPU as others, if its VMM was spawned in the background."""
 
+    async def prepare(self) -> None:
+        """Do what of a capture can be done while the guest runs, so that it stands still for less time.
+
+        What can't be done now is left to the capture. Idempotent.
+        """
+
     async def freeze(self) -> None:
         """Stop the vCPUs. The guest sees no time pass. Idempotent."""
 

@@ -76,6 +76,9 @@ class FakeInstance:
             self._runtime.stalls.remove(operation)
             self.stall()
 
+    async def prepare(self) -> None:
+        """There is nothing to do ahead."""
+
     async def freeze(self) -> None:
         """Hold the guest."""
         await self._runtime.turn("freeze")

@@ -49,11 +49,10 @@ class Branching:
         self, sandbox_id: str, reason: str | None, *, memory: bool, require_healthy_guest: bool
     ) -> None:
         core = self._core
-        await core.telemetry.collect(sandbox_id)
         sandbox = await core.claim(sandbox_id, Operation.PAUSE)
         machine = await core.machine_of(sandbox)
+        last_look = core.telemetry.last_look(sandbox_id)
         core.live.close(sandbox_id)
-        await core.telemetry.leave(sandbox_id)
 
         def record(connection: sqlite3.Connection, captured: Captured) -> None:
             core.captures.insert(connection, captured.id, captured.capture)
@@ -72,7 +71,11 @@ class Branching:
 
         try:
             captured = await capturing.take(
-                machine, core.captures, memory=memory, require_healthy_guest=require_healthy_guest
+                machine,
+                core.captures,
+                memory=memory,
+                require_healthy_guest=require_healthy_guest,
+                meanwhile=last_look,
             )
             async with self._kept(captured):
                 await core.database.run(functools.partial(record, captured=captured))

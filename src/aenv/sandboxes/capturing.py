@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -37,16 +38,28 @@ class Captured:
 
 
 async def take(
-    machine: Machine, captures: Captures, *, memory: bool, require_healthy_guest: bool
+    machine: Machine,
+    captures: Captures,
+    *,
+    memory: bool,
+    require_healthy_guest: bool,
+    meanwhile: Coroutine[Any, Any, None],
 ) -> Captured:
     """Freeze the guest's processes, then the VM, and capture it. The machine stays frozen.
 
-    Without `memory` the guest first writes everything to its disk, and only that is captured.
+    Without `memory` the guest first writes everything to its disk, and only that is captured. `meanwhile` is
+    done beside that, before the VM stops.
     Raises PauseRefused if the agent doesn't answer and that is required. After a failure `release` lets
     the machine go on.
     """
     no_space = machine.instance.no_space
-    refusal = None if no_space.is_set() else await _freeze_guest(machine, flush=not memory)
+    freezing = None
+    async with asyncio.TaskGroup() as group:
+        group.create_task(meanwhile)
+        group.create_task(machine.instance.prepare())
+        if not no_space.is_set():
+            freezing = group.create_task(_freeze_guest(machine, flush=not memory))
+    refusal = None if freezing is None else freezing.result()
     if no_space.is_set():
         if not memory:
             raise NoSpace("the guest can't write to its disk: the host's disk is full")
@@ -73,11 +86,12 @@ async def take_in_passing(machine: Machine, captures: Captures, *, memory: bool)
     """
     if machine.instance.no_space.is_set():
         raise NoSpace("the sandbox stands still: the host's disk is full")
-    frozen = timings.Stopwatch("frozen")
-    refusal = await _freeze_guest(machine, flush=not memory)
-    if refusal is not None:
-        raise refusal
     async with _folder(captures) as (capture_id, folder):
+        await machine.instance.prepare()
+        frozen = timings.Stopwatch("frozen")
+        refusal = await _freeze_guest(machine, flush=not memory)
+        if refusal is not None:
+            raise refusal
         with timings.measure("stop"):
             await machine.instance.freeze()
         # Sent now, the request waits at the guest's door and is served the moment its vCPUs run.

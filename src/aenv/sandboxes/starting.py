@@ -210,6 +210,7 @@ class Starter:
             await machine.instance.thaw()
             await machine.guest.wait_healthy(SPARE_TIMEOUT)
             await machine.guest.warm(REHEARSAL, timeout=SPARE_TIMEOUT)
+            await machine.instance.prepare()
             await machine.instance.freeze()
             await machine.instance.to_foreground()
         except BaseException:

@@ -54,7 +54,7 @@ class Telemetry:
         self._files: dict[str, LogFile] = {}
         self._tasks = TaskSet()
         self._asking = asyncio.Semaphore(AT_ONCE)
-        self._under_way: dict[tuple[str, str], asyncio.Task[Any]] = {}
+        self._under_way: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def watch(self, guests: Callable[[], Mapping[str, EnvdClient]]) -> None:
         """Set where the sandboxes that run, and the clients of their guests, are found."""
@@ -103,9 +103,18 @@ class Telemetry:
             entry = rollback_entry(began, snapshot)
             self._tasks.start(self._write(file, [entry]))
 
-    async def collect(self, sandbox_id: str) -> None:
-        """Collect the log of a guest that is about to stop, if that doesn't hold it up."""
-        await self._joined("logs", sandbox_id, self._collect, LAST_LOOK_SECONDS)
+    def last_look(self, sandbox_id: str) -> Coroutine[Any, Any, None]:
+        """Begin to collect the log of a guest that is about to stop.
+
+        What is returned is to be awaited before it stops: it waits for the log, but not for long, and then
+        gives up what else the guest is asked.
+        """
+        return self._end_looking(sandbox_id, self._ask("logs", sandbox_id, self._collect))
+
+    async def _end_looking(self, sandbox_id: str, collecting: asyncio.Task[None] | None) -> None:
+        if collecting is not None:
+            await asyncio.wait([collecting], timeout=LAST_LOOK_SECONDS)
+        await self.leave(sandbox_id)
 
     async def leave(self, sandbox_id: str) -> None:
         """Give up what is being asked of a guest whose VM is about to stop, and its client to close."""
@@ -144,22 +153,21 @@ class Telemetry:
         if newest is None or time.time() - newest.time > max(FRESH_SECONDS, 2 * self._interval):
             await self._joined("metrics", sandbox_id, self._sample)
 
-    async def _joined(self, what: str, sandbox_id: str, work: Work, patience: float | None = None) -> None:
-        """Do `work` with a guest unless it is under way already; then wait for that. Failures are logged.
+    async def _joined(self, what: str, sandbox_id: str, work: Work) -> None:
+        """Do `work` with a guest unless it is under way already; then wait for that. Failures are logged."""
+        if (task := self._ask(what, sandbox_id, work)) is not None:
+            await asyncio.wait([task])
 
-        With `patience`, it is given up after so many seconds, whoever else waits for it.
-        """
+    def _ask(self, what: str, sandbox_id: str, work: Work) -> asyncio.Task[None] | None:
+        """The task that does `work` with a guest, perhaps since before; None if there is no guest to ask."""
         key = (what, sandbox_id)
         if (task := self._under_way.get(key)) is None:
             if (guest := self._guests().get(sandbox_id)) is None:
-                return
+                return None
             task = self._tasks.start(self._bounded(what, sandbox_id, work, guest))
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        _, late = await asyncio.wait([task], timeout=patience)
-        if late:
-            task.cancel()
-            await asyncio.wait(late)
+        return task
 
     async def _bounded(self, what: str, sandbox_id: str, work: Work, guest: EnvdClient) -> None:
         try:

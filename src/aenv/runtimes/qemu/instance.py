@@ -11,7 +11,7 @@ from aenv.errors import RuntimeFailure
 from aenv.full import free_bytes, write_failure
 from aenv.host import MemoryUse
 from aenv.memory.flatten import copy_base
-from aenv.memory.live import MemoryCopy, save_memory
+from aenv.memory.live import MemoryCopy, find_memory, save_memory
 from aenv.runtimes.base import Capture, Place, Resources, RuntimeIdentity
 from aenv.runtimes.qemu.compaction import Workshop
 from aenv.runtimes.qemu.disk import InstanceDisk, Merged
@@ -52,6 +52,8 @@ class QemuInstance:
         self._identity = identity
         self._disk = disk
         self._memory = memory
+        self._address: int | None = None
+        """Where the process maps the memory, once that is known."""
         self._booted = booted
         self._workers = workers
         self._workshop = workshop
@@ -68,15 +70,20 @@ class QemuInstance:
         """Have as much of the CPU as others."""
         await self._process.to_foreground()
 
+    async def prepare(self) -> None:
+        """Open the next overlay, and find the memory."""
+        async with self._busy:
+            with contextlib.suppress(OSError, RuntimeFailure):  # a capture will try again and report it
+                await self._disk.prepare(self._process)
+                if self._address is None and not self._booted:
+                    self._address = await asyncio.to_thread(find_memory, *self._mapping())
+
     async def freeze(self) -> None:
         """Stop the vCPUs."""
         async with self._busy:
             self._process.check()
             if self._frozen:
                 return
-            with contextlib.suppress(OSError, RuntimeFailure):  # a capture will try again and report it
-                await self._disk.prepare(self._process)
-            self._process.check()
             await finish(self._run("stop", frozen=True))
 
     async def thaw(self) -> None:
@@ -175,13 +182,17 @@ class QemuInstance:
         if self._booted:
             copy_base(self._memory, folder / "memory-base")
             return None
-        copy = save_memory(self.pid, self._memory, self.resources.memory_mib << 20, folder / "memory-delta")
+        copy = save_memory(*self._mapping(), folder / "memory-delta", self._address)
         if not isinstance(copy, MemoryCopy):
             return None
         if thaw and free_bytes(folder) > copy.pages.nbytes:
             return copy
         copy.save(folder / "memory-delta")
         return None
+
+    def _mapping(self) -> tuple[int, Path, int]:
+        """The process, what it maps and the size."""
+        return self.pid, self._memory, self.resources.memory_mib << 20
 
     def _finish(self, folder: Path, copy: MemoryCopy | None, overlays: tuple[Path, ...]) -> DiskLayers:
         """Write what is left to write, in a thread."""
