@@ -191,6 +191,7 @@ class Lab:
 
     async def capture(self, instance: QemuInstance) -> Capture:
         """Freeze and capture."""
+        await instance.prepare()
         await instance.freeze()
         return await instance.capture(self.new_folder())
 

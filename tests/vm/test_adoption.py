@@ -26,6 +26,7 @@ async def running(lab: Lab, instance: QemuInstance) -> None:
 
 async def about_to_capture(lab: Lab, instance: QemuInstance) -> None:
     """The guest stands still, and the next overlay is open."""
+    await instance.prepare()
     await instance.freeze()
 
 

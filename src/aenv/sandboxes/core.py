@@ -116,14 +116,7 @@ class Core:
 
     async def get(self, sandbox_id: str) -> Sandbox:
         """The record of a running or paused sandbox. Raises SandboxNotFound, SandboxLost with the reason."""
-        found = None
-        if ids.is_sandbox_id(sandbox_id):
-            found = await self.database.run(lambda c: store.get(c, sandbox_id))
-        if found is not None and found.state is State.LOST:
-            raise SandboxLost(sandbox_id, found.reason or "nobody knows why")
-        if found is None or found.state not in VISIBLE:
-            raise SandboxNotFound(sandbox_id)
-        return found
+        return await self.database.run(lambda c: _visible(c, sandbox_id))
 
     async def claim(self, sandbox_id: str, operation: Operation) -> Sandbox:
         """Claim a transition by compare-and-set, holding the lock.
@@ -131,10 +124,12 @@ class Core:
         Raises SandboxNotFound or Conflict; for a snapshot SandboxNotRunning, as in E2B.
         """
         transition = TRANSITIONS[operation]
-        before = await self.get(sandbox_id)
-        claimed = await self.database.run(
-            lambda c: store.change(c, sandbox_id, transition.sources, state=transition.via)
-        )
+
+        def transaction(connection: sqlite3.Connection) -> tuple[Sandbox, Sandbox | None]:
+            before = _visible(connection, sandbox_id)
+            return before, store.change(connection, sandbox_id, transition.sources, state=transition.via)
+
+        before, claimed = await self.database.run(transaction)
         if claimed is None and operation is Operation.SNAPSHOT:
             raise SandboxNotRunning(sandbox_id)
         if claimed is None:
@@ -273,6 +268,15 @@ class Core:
             await self.captures.collect()
         except (AenvError, OSError) as error:
             log.error("captures can't be removed", error=repr(error))
+
+
+def _visible(connection: sqlite3.Connection, sandbox_id: str) -> Sandbox:
+    found = store.get(connection, sandbox_id) if ids.is_sandbox_id(sandbox_id) else None
+    if found is not None and found.state is State.LOST:
+        raise SandboxLost(sandbox_id, found.reason or "nobody knows why")
+    if found is None or found.state not in VISIBLE:
+        raise SandboxNotFound(sandbox_id)
+    return found
 
 
 def _unclaim(sandbox_id: str, operation: Operation, connection: sqlite3.Connection) -> None:

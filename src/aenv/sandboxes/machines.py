@@ -162,8 +162,16 @@ class Machines:
 
     async def destroy(self, machine: Machine) -> None:
         """Stop the VM and give everything back."""
+        await self.stop(machine)
+        await self.clear(machine)
+
+    async def stop(self, machine: Machine) -> None:
+        """Stop the VM; its place is still to be cleared."""
         await machine.guest.close()
         await machine.instance.stop()
+
+    async def clear(self, machine: Machine) -> None:
+        """Give back the place of a VM that has ended: its folder is removed, its network slot wiped."""
         await self._give_back(machine.place)
 
     async def leave(self, machine: Machine) -> None:

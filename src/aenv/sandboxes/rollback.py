@@ -54,11 +54,11 @@ class Rollback:
     async def _replace(self, sandbox_id: str, snapshot: Template) -> Machine:
         """Let a VM in the snapshot's state take the place of the sandbox's own, which is returned, frozen."""
         core = self._core
+        await core.telemetry.last_look(sandbox_id)
         sandbox = await core.claim(sandbox_id, Operation.ROLLBACK)
         old = await core.machine_of(sandbox)
-        last_look = core.telemetry.last_look(sandbox_id)
         core.live.close(sandbox_id)
-        await last_look
+        await core.telemetry.leave(sandbox_id)
         began = time.time()
         beside = dataclasses.replace(sandbox.resources, cpu_count=0)  # the old VM's vCPUs stand still
         try:

@@ -100,9 +100,8 @@ class SandboxService:
         self, sandbox_id: str, timeout: float, *, memory: bool, group: str
     ) -> tuple[Sandbox, bool]:
         async with self._core.locks.hold(sandbox_id):
-            sandbox = await self._core.get(sandbox_id)
-            if sandbox.state is not State.PAUSED:
-                return await self._deadlines.extend(sandbox, timeout), False
+            if self._core.live.machine(sandbox_id) is not None:
+                return await self._deadlines.extend(await self._core.get(sandbox_id), timeout), False
             resumed = await self._creation.resume(sandbox_id, timeout, None, memory=memory, group=group)
             return resumed, True
 
@@ -173,17 +172,18 @@ class SandboxService:
                 return
             with timings.operation("kill"):
                 await self._end(sandbox_id)
-        await core.tidy()
+        core.tasks.start(core.tidy())
 
     async def _end(self, sandbox_id: str) -> None:
-        """End a sandbox, holding its lock."""
+        """End a sandbox, holding its lock. What its VM used is wiped afterwards: nobody can meet it again."""
         core = self._core
         await self._with_room(lambda: core.claim(sandbox_id, Operation.KILL))
         machine = core.live.remove(sandbox_id) or core.starter.stopped.remove(sandbox_id)
         try:
             await core.telemetry.leave(sandbox_id)
             if machine is not None:
-                await core.machines.destroy(machine)
+                await core.machines.stop(machine)
+                core.tasks.start(core.machines.clear(machine))
             await self._with_room(lambda: core.database.run(lambda c: store.delete(c, sandbox_id)))
             core.telemetry.forget(sandbox_id)
         except BaseException:
