@@ -22,6 +22,9 @@ const (
 	firstCommand = `{"process":{"cmd":"/bin/bash","args":["-l","-c","echo warm"]},"stdin":false}`
 )
 
+// reports are what the host asks of every guest soon after.
+var reports = []string{"/logs?journal=&after=0", "/metrics"}
+
 // warm rehearses what comes first when a client gets this VM: an /init and a command. It is for a VM that was restored
 // ahead of demand, and takes the same body as /init, but leaves no trace except filled caches: those of the kernel, and
 // under emulation the translated code. User processes stay frozen. An image without bash only rehearses /init.
@@ -52,6 +55,9 @@ func (s *Server) warm(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		s.rehearseCommand(ctx)
+		for _, path := range reports {
+			s.rehearse(ctx, http.MethodGet, path, nil)
+		}
 	}
 	syscall.Sync() // what the boot left to be written would be written by every copy
 	if err := s.guest.Freeze(); err != nil {
@@ -73,8 +79,11 @@ func (s *Server) rehearseInit(r *http.Request, req *initRequest) error {
 
 func (s *Server) rehearseCommand(ctx context.Context) {
 	frame := binary.BigEndian.AppendUint32([]byte{0}, uint32(len(firstCommand)))
-	frame = append(frame, firstCommand...)
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "/process.Process/Start", bytes.NewReader(frame))
+	s.rehearse(ctx, http.MethodPost, "/process.Process/Start", append(frame, firstCommand...))
+}
+
+func (s *Server) rehearse(ctx context.Context, method, path string, body []byte) {
+	request, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(body))
 	if err != nil {
 		return
 	}

@@ -20,7 +20,7 @@ from aenv.sandboxes.creation import Creation, child_of
 from aenv.sandboxes.machines import Machine
 from aenv.sandboxes.models import Build, Sandbox, Template
 from aenv.sandboxes.states import TRANSITIONS, Operation, State
-from aenv.tasks import Meeting, finish
+from aenv.tasks import Meeting, finish, together
 from aenv.templates import store as templates_store
 from aenv.templates import tags
 from aenv.templates.names import DEFAULT_TAG, TEAM, Name
@@ -70,12 +70,9 @@ class Branching:
             )
 
         try:
+            await together(last_look, machine.instance.prepare())
             captured = await capturing.take(
-                machine,
-                core.captures,
-                memory=memory,
-                require_healthy_guest=require_healthy_guest,
-                meanwhile=last_look,
+                machine, core.captures, memory=memory, require_healthy_guest=require_healthy_guest
             )
             async with self._kept(captured):
                 await core.database.run(functools.partial(record, captured=captured))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -26,6 +25,10 @@ _RETRY_SECONDS = 0.1
 """Rest before an agent that couldn't stop the user's processes is asked again."""
 
 
+_HEAD_START = 0.001
+"""Seconds for the copying of memory to begin before what can be done beside it takes the interpreter."""
+
+
 @dataclass(frozen=True)
 class Captured:
     """A capture on disk, not recorded yet."""
@@ -38,28 +41,16 @@ class Captured:
 
 
 async def take(
-    machine: Machine,
-    captures: Captures,
-    *,
-    memory: bool,
-    require_healthy_guest: bool,
-    meanwhile: Coroutine[Any, Any, None],
+    machine: Machine, captures: Captures, *, memory: bool, require_healthy_guest: bool
 ) -> Captured:
     """Freeze the guest's processes, then the VM, and capture it. The machine stays frozen.
 
-    Without `memory` the guest first writes everything to its disk, and only that is captured. `meanwhile` is
-    done beside that, before the VM stops.
+    Without `memory` the guest first writes everything to its disk, and only that is captured.
     Raises PauseRefused if the agent doesn't answer and that is required. After a failure `release` lets
     the machine go on.
     """
     no_space = machine.instance.no_space
-    freezing = None
-    async with asyncio.TaskGroup() as group:
-        group.create_task(meanwhile)
-        group.create_task(machine.instance.prepare())
-        if not no_space.is_set():
-            freezing = group.create_task(_freeze_guest(machine, flush=not memory))
-    refusal = None if freezing is None else freezing.result()
+    refusal = None if no_space.is_set() else await _freeze_guest(machine, flush=not memory)
     if no_space.is_set():
         if not memory:
             raise NoSpace("the guest can't write to its disk: the host's disk is full")
@@ -94,8 +85,8 @@ async def take_in_passing(machine: Machine, captures: Captures, *, memory: bool)
             raise refusal
         with timings.measure("stop"):
             await machine.instance.freeze()
-        # Sent now, the request waits at the guest's door and is served the moment its vCPUs run.
-        unfrozen = asyncio.ensure_future(_unfreeze_guest(machine))
+        # Sent meanwhile, the request waits at the guest's door and is served the moment its vCPUs run.
+        unfrozen = asyncio.ensure_future(_unfreeze_soon(machine))
         unfrozen.add_done_callback(frozen.stop)
         going_on = asyncio.ensure_future(_set_clock_after(unfrozen, machine))
         try:
@@ -138,6 +129,11 @@ async def _set_clock_after(unfrozen: asyncio.Future[bool], machine: Machine) -> 
     Its processes don't wait for that. Returns whether they go on.
     """
     return await unfrozen and await _unfreeze_guest(machine, set_clock=True)
+
+
+async def _unfreeze_soon(machine: Machine) -> bool:
+    await asyncio.sleep(_HEAD_START)
+    return await _unfreeze_guest(machine)
 
 
 async def _unfreeze_guest(machine: Machine, *, set_clock: bool = False) -> bool:

@@ -17,6 +17,7 @@ from aenv.errors import (
     SandboxNotRunning,
     TemplateNotFound,
 )
+from aenv.network.base import Slot
 from aenv.runtimes.base import Capture
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.states import State
@@ -103,6 +104,30 @@ async def test_a_template_name_is_safe_from_snapshots(rig: Rig) -> None:
     assert len(list(rig.settings.captures_dir.iterdir())) == 1
     assert (await rig.node.sandboxes.get(source.id)).state is State.RUNNING
     assert await rig.read(source.id, "frozen") is False
+
+
+async def test_a_kill_answers_when_the_vm_is_gone_and_its_slot_is_given_back_wiped(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await rig.create()
+    instance = await rig.instance(sandbox.id)
+    folder, slot = instance.place.folder, instance.place.slot
+    release, wiped = rig.network.release, asyncio.Event()
+
+    async def release_late(slot: Slot) -> None:
+        await wiped.wait()
+        await release(slot)
+
+    monkeypatch.setattr(rig.network, "release", release_late)
+    await rig.node.sandboxes.kill(sandbox.id)
+    assert instance.ended.done()
+    assert slot.index in rig.network.in_use  # nobody else gets it yet
+    with pytest.raises(SandboxNotFound):
+        await rig.node.sandboxes.get(sandbox.id)
+    wiped.set()
+    await rig.node.sandboxes._core.tasks.drain()
+    assert slot.index not in rig.network.in_use
+    assert not folder.exists()
 
 
 async def test_killed_sandboxes_are_gone_and_leave_nothing(rig: Rig) -> None:
