@@ -6,84 +6,26 @@ import asyncio
 import os
 import tarfile
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aenv.database import Database
-from aenv.disks.edits import Edit
 from aenv.errors import ImageUnusable, InvalidRequest
-from aenv.images.blobs import BlobStore
-from aenv.images.catalog import ImageCatalog
-from aenv.images.convert import Converter
-from aenv.images.service import Image, ImageService
-from aenv.runtimes.base import Capture, Resources, RuntimeIdentity
-from aenv.runtimes.qemu.runtime import QemuRuntime
-from aenv.snapshots.captures import Captures
-from aenv.snapshots.disk_cache import DiskCache
+from aenv.runtimes.base import Resources
 from tests.images.builder import Document, archive, entry, files, image
+from tests.images.converting import DISK_MIB, Rig, converting
 from tests.images.registries import Registry
-from tests.images.trees import Tree, told_tree, unpack
+from tests.images.trees import unpack
 from tests.server import ROOT
-
-DISK_MIB = 64
-IDENTITY = RuntimeIdentity("qemu", "test", "test", "test")
-
-
-@dataclass
-class Rig:
-    """Everything between a registry and a disk."""
-
-    runtime: QemuRuntime
-    images: ImageService
-    disks: DiskCache
-    captures: Captures
-    home: Path
-    edits: list[list[str]] = field(default_factory=list)
-
-    async def get(self, name: str, **options: Any) -> Image:
-        with ExitStack() as keep:
-            return await self.images.get(name, keep=keep, **options)
-
-    async def tree(self, capture: Capture) -> Tree:
-        """All that is on a disk, but for what sandboxes need."""
-        lines: list[str] = []
-        folder = self.home / "look"
-        folder.mkdir()
-        size = capture.resources.disk_mib
-        telling = [Edit("tests.images.trees:tell_tree")]
-        await QemuRuntime.edit_disk(self.runtime, capture, folder, telling, disk_mib=size, say=lines.append)
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
-        return told_tree(lines)
 
 
 @pytest.fixture
-async def rig(
-    tmp_path: Path, blobs: BlobStore, catalog: ImageCatalog, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (tmp_path / "captures").mkdir()
-    database = await Database.open(tmp_path / "aenv.db")
-    captures = Captures(database, tmp_path, tmp_path / "captures")
-    disks = DiskCache(database, captures, tmp_path, 1 << 30)
-    runtime = QemuRuntime(None, IDENTITY, lambda _slot: -1, asked="tcg")  # type: ignore[arg-type]  # it boots nothing
-    images = ImageService(catalog, blobs, Converter(runtime, disks, DISK_MIB), Resources(2, 512, DISK_MIB))
-    rig = Rig(runtime, images, disks, captures, tmp_path)
-    edit_disk = runtime.edit_disk
-
-    async def noted(disk: Capture | None, folder: Path, edits: Any, **options: Any) -> Capture:
-        rig.edits.append([edit.function.partition(":")[2] for edit in edits])
-        return await edit_disk(disk, folder, edits, **options)
-
-    monkeypatch.setattr(runtime, "edit_disk", noted)
-    yield rig
-    await runtime.close()
-    await database.close()
+    async with converting(tmp_path) as rig:
+        yield rig
 
 
 LAYERS = [

@@ -117,8 +117,12 @@ def _shown_as_file(node: dict[str, object], size: int) -> Iterator[None]:
             _one_at_a_time()
             yield
             daemon.terminate()
-            if daemon.wait(_END) != 0:
-                raise _Failed(WRITING, f"{_DAEMON} ended with exit status {daemon.returncode}")
+            try:
+                status = daemon.wait(_END)
+            except subprocess.TimeoutExpired:
+                raise _Failed(WRITING, f"{_DAEMON} doesn't end") from None
+            if status != 0:
+                raise _Failed(WRITING, f"{_DAEMON} ended with exit status {status}")
         finally:
             daemon.kill()
 
@@ -162,6 +166,8 @@ def _fill(path: Path, size: int) -> None:
     blocks += int.from_bytes(superblock[0x04:0x08], "little")
     block = 1024 << int.from_bytes(superblock[0x18:0x1C], "little")
     if blocks * block < size - size % block:
+        mount_ext4(path, _ROOT)  # what a guest left in the journal is done first
+        unmount(_ROOT)
         done = subprocess.run(["resize2fs", "-f", path], capture_output=True, check=False, text=True)
         if done.returncode:
             raise _Failed(WRITING, f"resize2fs: {done.stderr.strip()}")
