@@ -22,6 +22,8 @@ from aenv.guest.reports import PAGE_BYTES, JournalPage, Metrics, parse_journal, 
 
 CALL_TIMEOUT = 30.0
 """Longest wait for the answer of a short call, seconds."""
+LATE = 0.5
+"""Seconds by which a guest's clock may be late because its host was busy."""
 VERSION_HEADER = "X-Envd-Version"
 
 _POLL_FIRST, _POLL_LONGEST = 0.004, 0.05
@@ -176,8 +178,14 @@ class EnvdClient:
             patience = min(2 * patience, _CONNECT_LONGEST)
 
     async def init(self, request: InitRequest, *, timeout: float = CALL_TIMEOUT) -> None:
-        """Give the guest its identity, time and entropy, and let the user's processes run."""
+        """Give the guest its identity, time and entropy, and let the user's processes run.
+
+        A guest that took long to read the request, because the host is busy, is told the time once more.
+        """
+        begin = time.monotonic()
         await self._post("init", request.fields(), timeout)
+        if request.timestamp is None and time.monotonic() - begin > LATE:
+            await self.unfreeze(set_clock=True, timeout=timeout)
 
     async def freeze(self, *, timeout: float = 5.0) -> None:
         """Stop the user's processes and make ready for a capture. Idempotent."""

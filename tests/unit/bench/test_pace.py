@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
 
 import pytest
 
@@ -42,6 +41,8 @@ async def test_staggered_operations_overlap_and_begin_apart(monkeypatch: pytest.
             all_there.set()
         await all_there.wait()
 
+    begin = asyncio.get_running_loop().time()
     async with asyncio.timeout(30):
         await Pace(Mode.STAGGERED, 3).each([1, 2, 3], operation)
-    assert all(later - earlier >= 0.005 for earlier, later in pairwise(times))
+    # A machine that stood still for a moment may begin two together, but none too early.
+    assert all(time - begin >= 0.009 * number for number, time in enumerate(times))

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from aenv.errors import GuestUnresponsive, RuntimeFailure
+from aenv.guest import client as client_module
 from aenv.guest.client import EnvdClient, InitRequest, new_session
 from aenv.guest.connect import MAX_MESSAGE
 from aenv.guest.errors import Code, GuestError
@@ -90,6 +91,27 @@ async def test_a_connection_that_the_guest_closed_is_no_failure() -> None:
         await client.freeze()
         await client.unfreeze()
         await client.health()
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.2])
+async def test_a_guest_that_was_slow_to_listen_is_told_the_time_once_more(
+    wait: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "LATE", 0.1)
+    told: list[tuple[bytes, int]] = []
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+            body = json.loads(await reader.readexactly(length))
+            told.append((head.split()[1], body["timestamp"]))
+            await asyncio.sleep(wait)
+            writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    async with serving(slow) as url, EnvdClient(url) as client:
+        await client.init(InitRequest("i1", "t1"))
+    assert [route for route, _ in told] == ([b"/init", b"/unfreeze"] if wait else [b"/init"])
+    assert told[-1][1] - told[0][1] >= wait * 1e9
 
 
 async def test_a_shared_session_stays_open(envd_url: str) -> None:
