@@ -178,21 +178,26 @@ async def test_a_full_host_is_told_apart(disks: Disks, below: int) -> None:
     assert disks.is_clean()
 
 
-@pytest.mark.parametrize("below", [0, 1])
-async def test_cancellation_ends_everything(disks: Disks, below: int) -> None:
-    for _ in range(below):
-        await disks.apply()
-    heard = asyncio.Event()
+def listening(heard: asyncio.Event) -> Callable[[str], None]:
+    """Sets the event when an edit hangs."""
 
     def say(line: str) -> None:
         if line == "hanging":
             heard.set()
 
+    return say
+
+
+@pytest.mark.parametrize("below", [0, 1])
+async def test_cancellation_ends_everything(disks: Disks, below: int) -> None:
+    for _ in range(below):
+        await disks.apply()
+    heard = asyncio.Event()
     target = disks.folder / "target"
     work = (
-        edit_overlay(target, disks.made, SIZE, [edit("hang")], say)
+        edit_overlay(target, disks.made, SIZE, [edit("hang")], listening(heard))
         if below
-        else edit_new_disk(target, SIZE, [edit("hang")], say)
+        else edit_new_disk(target, SIZE, [edit("hang")], listening(heard))
     )
     task = asyncio.ensure_future(work)
     await asyncio.wait_for(heard.wait(), 30)
@@ -202,6 +207,21 @@ async def test_cancellation_ends_everything(disks: Disks, below: int) -> None:
         await task
     assert not disks.processes()
     await until(disks.is_clean)
+
+
+async def test_a_disk_that_was_never_unmounted_is_mended_before_it_grows(disks: Disks) -> None:
+    await disks.apply()
+    much = {"files": 2, "kib": 256}
+    heard = asyncio.Event()
+    target = disks.folder / "torn"
+    edits = [edit("write_all_at_once", **much), edit("hang")]
+    work = edit_overlay(target, disks.made, SIZE, edits, listening(heard))
+    task = asyncio.ensure_future(work)
+    await asyncio.wait_for(heard.wait(), 30)
+    task.cancel()
+    await asyncio.wait([task])
+    disks.made.append(target)
+    assert await disks.apply(edit("check_all", **much), size=4 * SIZE) == ["checked"]
 
 
 async def test_a_daemon_that_dies_is_a_failure(disks: Disks) -> None:
