@@ -346,3 +346,19 @@ async def test_layers_come_several_at_a_time_but_not_all(
     async with catalog.named(name).open(store, NoProgress()) as opened:
         await opened.fetch()
     assert most == 3
+
+
+async def test_a_registry_that_stands_still_holds_up_its_own_images_only(
+    server: ScriptedServer, other_server: ScriptedServer, catalog: ImageCatalog, blobs: BlobStore
+) -> None:
+    stuck = image([files({"a": bytes([number])}) for number in range(8)])
+    forever = asyncio.Event()
+    for digest in stuck.layers:
+        server.troubles.append(for_path(digest, cut_after(stuck.blobs[digest], 0, stall=forever)))
+    waiting = asyncio.create_task(pull(catalog, blobs, server.add(stuck)))
+    await until(lambda: len([each for each in stuck.layers if server.asked(each)]) == 4)
+    await pull(catalog, blobs, other_server.add(one_layer(1000)[0]))
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    forever.set()

@@ -39,6 +39,7 @@ Listener: TypeAlias = Callable[[int], None]
 _PARTIAL: Final = "partial"
 _FOLDERS: Final = ("sha256", "sha512", _PARTIAL)
 _TEMPORARY: Final = ".tmp-"
+_MOST_DOWNLOADS: Final = 32
 _MARGIN: Final = 64 << 20
 """Bytes of the disk that a download leaves free."""
 
@@ -67,10 +68,14 @@ class BlobStore:
     def __init__(
         self, folder: Path, *, max_bytes: int, downloads: int = 4, patience: Patience | None = None
     ) -> None:
-        """`downloads` of all pulls together run at once."""
+        """`downloads` of one lease run at once, and 32 of all together.
+
+        So a registry that is slow or stands still holds up its own images only.
+        """
         self._folder = folder
         self._max_bytes = max_bytes
-        self._turns = asyncio.Semaphore(downloads)
+        self._downloads = downloads
+        self._turns = asyncio.Semaphore(_MOST_DOWNLOADS)
         self._patience = patience or Patience()
         self._held: Counter[str] = Counter()
         self._flights: dict[str, _Flight] = {}
@@ -96,7 +101,7 @@ class BlobStore:
         """Blobs that are got through the lease stay until the block ends."""
         held: set[str] = set()
         try:
-            yield BlobLease(self, held)
+            yield BlobLease(self, held, asyncio.Semaphore(self._downloads))
         finally:
             self._held.subtract(held)
             self._held += Counter()  # drops what nobody holds any more
@@ -122,8 +127,10 @@ class BlobStore:
         path = self.path(digest)
         return path if await asyncio.to_thread(_touch, path) else None
 
-    async def obtain(self, blob: Blob, content: Content, listener: Listener) -> Path:
-        """The file of `blob`, from `content` if it isn't here. To be held by the caller.
+    async def obtain(
+        self, blob: Blob, content: Content, listener: Listener, turns: asyncio.Semaphore
+    ) -> Path:
+        """The file of `blob`, from `content` if it isn't here. To be held by the caller, who has `turns`.
 
         Callers that want the same blob share one download; if it fails for the one whose `content` it is, the
         next one tries with its own.
@@ -138,15 +145,15 @@ class BlobStore:
                 await asyncio.wait([flight.task])
                 continue
             mine = flight is None
-            flight = flight or self._start(blob, content)
+            flight = flight or self._start(blob, content, turns)
             try:
                 await self._join(flight, listener)
             except AenvError:
                 if mine:
                     raise
 
-    def _start(self, blob: Blob, content: Content) -> _Flight:
-        flight = _Flight(asyncio.ensure_future(self._download(blob, content)))
+    def _start(self, blob: Blob, content: Content, turns: asyncio.Semaphore) -> _Flight:
+        flight = _Flight(asyncio.ensure_future(self._download(blob, content, turns)))
         self._flights[blob.digest] = flight
         flight.task.add_done_callback(lambda _: self._flights.pop(blob.digest))
         return flight
@@ -165,14 +172,14 @@ class BlobStore:
                 with suppress(AenvError):  # it failed just now, and nobody is left to hear of it
                     await cancel(flight.task)
 
-    async def _download(self, blob: Blob, content: Content) -> None:
+    async def _download(self, blob: Blob, content: Content, turns: asyncio.Semaphore) -> None:
         partial = self._folder / _PARTIAL / blob.name
 
         def report(done: int) -> None:
             for listener in self._flights[blob.digest].listeners:
                 listener(done)
 
-        async with self._turns:
+        async with turns, self._turns:
             await self._make_room(blob, partial)
             await download(
                 blob, content, partial, self.path(blob.digest), patience=self._patience, report=report
@@ -242,6 +249,7 @@ class BlobLease:
 
     store: BlobStore
     _held: set[str]
+    _turns: asyncio.Semaphore
 
     async def find(self, digest: str) -> Path | None:
         """The file of a blob if it is here."""
@@ -254,7 +262,7 @@ class BlobLease:
         Raises WrongContent, RegistryUnavailable, NoSpace, StorageFailure, and what `content` raises.
         """
         self.store.hold(blob.digest, self._held)
-        return await self.store.obtain(blob, content, listener)
+        return await self.store.obtain(blob, content, listener, self._turns)
 
     async def document(self, digest: str) -> bytes | None:
         """The bytes of a small blob if it is here. One that was damaged on the disk since is removed."""
