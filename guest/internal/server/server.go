@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"aenv/envd/internal/archive"
 	"aenv/envd/internal/connect"
 	"aenv/envd/internal/files"
 	"aenv/envd/internal/filesystem"
@@ -46,13 +47,14 @@ type Guest struct {
 	RehearseThaw func() error
 	FreezeDisk   func() error
 	ThawDisk     func() error
+	GrowDisk     func() error
 	RunHooks     func(env map[string]string, j *journal.Journal)
 }
 
 // RealGuest acts on the kernel envd runs on.
 func RealGuest() Guest {
 	return Guest{guestos.SetClock, guestos.AddEntropy, guestos.SetHostname, guestos.Freeze, guestos.Thaw, guestos.RehearseThaw,
-		guestos.FreezeDisk, guestos.ThawDisk, hooks.Run}
+		guestos.FreezeDisk, guestos.ThawDisk, guestos.GrowDisk, hooks.Run}
 }
 
 // Server holds the state behind the routes.
@@ -79,9 +81,11 @@ func New(guest Guest) *Server {
 	s.mux.HandleFunc("POST /sync", s.sync)
 	s.mux.HandleFunc("POST /unfreeze", s.unfreeze)
 	s.mux.HandleFunc("POST /warm", s.warm)
+	s.mux.HandleFunc("POST /grow", s.grow)
 	s.mux.HandleFunc("GET /envs", s.envs)
 	s.mux.HandleFunc("/", notFound)
 	s.processes.Register(s.mux)
+	archive.Register(s.mux)
 	files.Register(s.mux, state, j)
 	filesystem.Register(s.mux, state, j)
 	metrics.Register(s.mux)
@@ -119,6 +123,15 @@ func (s *Server) Serve(listener net.Listener) error {
 		ConnContext:       s.conns.remember,
 	}
 	return server.Serve(listener)
+}
+
+// grow gives the root file system all of a disk that is larger than it was.
+func (s *Server) grow(w http.ResponseWriter, _ *http.Request) {
+	if err := s.guest.GrowDisk(); err != nil {
+		rest.Error(w, http.StatusInternalServerError, "%v", err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }
 
 func (s *Server) envs(w http.ResponseWriter, _ *http.Request) {

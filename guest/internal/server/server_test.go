@@ -44,6 +44,7 @@ func (k *kernel) guest() Guest {
 		RehearseThaw: func() error { return k.record("rehearse thaw") },
 		FreezeDisk:   func() error { return k.record("freeze disk") },
 		ThawDisk:     func() error { return k.record("thaw disk") },
+		GrowDisk:     func() error { return k.record("grow disk") },
 		RunHooks:     func(env map[string]string, _ *journal.Journal) { _ = k.record("hooks for " + env["E2B_SANDBOX_ID"]) },
 	}
 }

@@ -33,17 +33,61 @@ type UnknownUserError struct{ Name string }
 
 func (e *UnknownUserError) Error() string { return "invalid username: '" + e.Name + "'" }
 
-// Lookup returns the account of that name, with its supplementary groups. It fails with *UnknownUserError.
+// Lookup returns the account of that name, with its supplementary groups. As in a Dockerfile it may be a user id instead, which
+// needs no account, and a group's name or id may follow after a colon, which is then the only group. It fails with
+// *UnknownUserError.
 func Lookup(name string) (*User, error) {
-	user := find(func(u *User) bool { return u.Name == name })
-	if user == nil && name == Root {
-		user = &User{Name: Root, Home: "/root"}
-	}
+	account, group, hasGroup := strings.Cut(name, ":")
+	user := lookup(account)
 	if user == nil {
 		return nil, &UnknownUserError{Name: name}
 	}
-	user.Groups = supplementary(user)
+	if !hasGroup {
+		user.Groups = supplementary(user)
+		return user, nil
+	}
+	gid, ok := lookupGroup(group)
+	if !ok {
+		return nil, &UnknownUserError{Name: name}
+	}
+	user.GID = gid
 	return user, nil
+}
+
+func lookup(name string) *User {
+	if user := find(func(u *User) bool { return u.Name == name }); user != nil {
+		return user
+	}
+	if name == Root {
+		return &User{Name: Root, Home: "/root"}
+	}
+	uid, ok := parseID(name)
+	if !ok {
+		return nil
+	}
+	if user := find(func(u *User) bool { return u.UID == uid }); user != nil {
+		return user
+	}
+	if uid == 0 {
+		return &User{Name: Root, Home: "/root"}
+	}
+	return &User{Name: name, UID: uid, Home: "/"}
+}
+
+func lookupGroup(name string) (gid uint32, ok bool) {
+	eachLine(groupFile, 3, func(field []string) bool {
+		if field[0] == name {
+			gid, ok = parseID(field[2])
+		}
+		return !ok
+	})
+	if !ok && name == Root {
+		return 0, true
+	}
+	if !ok {
+		return parseID(name)
+	}
+	return gid, true
 }
 
 // NameOf returns the name of a user id, or its number if no account has it.

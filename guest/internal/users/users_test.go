@@ -59,6 +59,28 @@ func TestLookup(t *testing.T) {
 	}
 }
 
+func TestLookupAsInADockerfile(t *testing.T) {
+	accounts(t, passwdText, groupText)
+	for name, want := range map[string]User{
+		"1000":        {Name: "user", UID: 1000, GID: 1001, Home: "/home/user"},
+		"user:docker": {Name: "user", UID: 1000, GID: 999, Home: "/home/user"},
+		"user:4242":   {Name: "user", UID: 1000, GID: 4242, Home: "/home/user"},
+		"4242":        {Name: "4242", UID: 4242, Home: "/"},
+		"4242:root":   {Name: "4242", UID: 4242, Home: "/"},
+		"0:0":         {Name: "root", Home: "/root"},
+	} {
+		u, err := Lookup(name)
+		if err != nil || u.Name != want.Name || u.UID != want.UID || u.GID != want.GID || u.Home != want.Home {
+			t.Errorf("%s: %+v %v", name, u, err)
+		}
+	}
+	for _, name := range []string{"user:nogroup", "user:", "nouser:root", ":root", "-1", "4294967296"} {
+		if u, err := Lookup(name); err == nil {
+			t.Errorf("%q: %+v", name, u)
+		}
+	}
+}
+
 func TestNames(t *testing.T) {
 	accounts(t, passwdText, groupText)
 	for uid, want := range map[uint32]string{0: "root", 1000: "user", 4242: "4242"} {

@@ -199,6 +199,10 @@ class EnvdClient:
         """Let the user's processes run again; `set_clock` tells the guest the time before. Idempotent."""
         await self._post("unfreeze", {"timestamp": time.time_ns()} if set_clock else None, timeout)
 
+    async def grow(self, *, timeout: float = CALL_TIMEOUT) -> None:
+        """Make the root file system as large as its disk."""
+        await self._post("grow", None, timeout)
+
     async def warm(self, request: InitRequest, *, timeout: float = CALL_TIMEOUT) -> None:
         """Let a captured guest rehearse an `init` and a command, so that the real ones are quick."""
         await self._post("warm", request.fields(), timeout)

@@ -109,19 +109,43 @@ class Files:
 
         Data from an iterable is streamed; an error that it raises ends the upload and is passed on.
         """
+        query = self._query(path, user)
+        await self._post("files", query, "application/octet-stream", data, f"writing {path}", status=200)
+
+    async def extract(
+        self, archive: AsyncIterable[bytes], *, owner: str | None = None, mode: str | None = None
+    ) -> None:
+        """Unpack a tar archive whose names are absolute paths, for the server alone.
+
+        What is written belongs to `owner` (root if None); `mode`, octal, replaces the archive's own. Folders
+        are merged into those that exist.
+        """
+        query = {name: value for name, value in (("owner", owner), ("mode", mode)) if value}
+        await self._post("extract", query, "application/x-tar", archive, "unpacking an archive", status=204)
+
+    async def _post(
+        self,
+        route: str,
+        query: dict[str, str],
+        content_type: str,
+        data: bytes | AsyncIterable[bytes],
+        what: str,
+        *,
+        status: int,
+    ) -> None:
         limits = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=STALL)
         source: _Source | None = None
         try:
-            async with guest_errors(f"writing {path}"), asyncio.timeout(STALL) as stall:
+            async with guest_errors(what), asyncio.timeout(STALL) as stall:
                 source = None if isinstance(data, bytes) else _Source(data, stall)
                 async with self._client.session.post(
-                    self._client.url("files"),
-                    params=self._query(path, user),
+                    self._client.url(route),
+                    params=query,
                     data=data if source is None else source.chunks(),
-                    headers={**self._client.headers, "Content-Type": "application/octet-stream"},
+                    headers={**self._client.headers, "Content-Type": content_type},
                     timeout=limits,
                 ) as response:
-                    await check(response, 200)
+                    await check(response, status)
                     await read_bounded(response, _SHORT_ANSWER)
         except AenvError:
             if source is not None and source.error is not None:

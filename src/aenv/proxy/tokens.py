@@ -23,6 +23,8 @@ INTERNAL_ROUTES = frozenset(
         "/warm",
         "/sync",
         "/logs",
+        "/extract",
+        "/grow",
     }
 )
 """Routes of envd that belong to the server alone."""
