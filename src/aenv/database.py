@@ -122,7 +122,21 @@ CREATE TABLE cached_disks (
 CREATE INDEX cached_disks_capture ON cached_disks (capture_id);
 """
 
-_MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3)
+# How builds of templates go, and how those went that came to nothing. A template may have none that is ready.
+_VERSION_4 = """
+CREATE TABLE build_jobs (
+    record TEXT NOT NULL,
+    id TEXT GENERATED ALWAYS AS (json_extract(record, '$.id')) STORED NOT NULL UNIQUE,
+    status TEXT GENERATED ALWAYS AS (json_extract(record, '$.status')) STORED NOT NULL,
+    updated_at REAL GENERATED ALWAYS AS (json_extract(record, '$.updated_at')) STORED NOT NULL,
+    template_id TEXT NOT NULL REFERENCES templates (id) ON DELETE CASCADE
+);
+CREATE INDEX build_jobs_template ON build_jobs (template_id);
+CREATE INDEX build_jobs_status ON build_jobs (status, updated_at);
+CREATE INDEX builds_key ON builds (json_extract(record, '$.key'), created_at);
+"""
+
+_MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
 """Each makes its version of the schema from the one before; none has a semicolon within a statement."""
 
 

@@ -44,7 +44,11 @@ from aenv.snapshots.disk_cache import DiskCache
 from aenv.tasks import cancel
 from aenv.telemetry.service import Telemetry
 from aenv.templates.base import ensure_base
+from aenv.templates.build_log import BuildLogs
+from aenv.templates.builder import Builder
+from aenv.templates.construction import Tools
 from aenv.templates.service import TemplateService
+from aenv.templates.uploads import Uploads
 
 log = structlog.get_logger()
 
@@ -67,6 +71,8 @@ class Node:
     captures: Captures
     disks: DiskCache
     images: ImageService
+    builder: Builder
+    uploads: Uploads
     telemetry: Telemetry
     starter: Starter
     runtime: Runtime
@@ -160,6 +166,7 @@ class Node:
         self.sandboxes = SandboxService(core, settings.max_fork, reserve)
         stack.push_async_callback(self.sandboxes.close, CLOSE_SECONDS)
         self.sandboxes.room.on_full += [self.images.give_up, self.disks.give_up]
+        await self._start_builder(core)
         await recovery.adopt(core, survivors)
         self._own(self.sandboxes.watch_deadlines())
         self._own(self.sandboxes.room.run())
@@ -179,6 +186,25 @@ class Node:
         )
         converter = Converter(self.runtime, self.disks, settings.disk_mib)
         return ImageService(catalog, blobs, converter, resources)
+
+    async def _start_builder(self, core: Core) -> None:
+        settings = self._settings
+        self.uploads = Uploads(
+            settings.uploads_dir.resolve(),
+            most_bytes=settings.uploads_mib << 20,
+            most_each=settings.max_upload_mib << 20,
+        )
+        await self.uploads.start()
+        self.builder = Builder(
+            Tools(core, self.disks, self.uploads, self.images, repr(self.runtime.identity)),
+            BuildLogs(settings.logs_dir.resolve() / "builds"),
+            at_once=settings.concurrent_builds,
+            most_seconds=settings.max_build_time,
+        )
+        await self.builder.settle()
+        self.templates.on_deleted = self.builder.cancel_template
+        self._own(self.builder.run())
+        self._stack.push_async_callback(self.builder.close)
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the node stops."""

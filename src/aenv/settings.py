@@ -90,6 +90,16 @@ class Settings(BaseSettings):
     reserve_mib: int = Field(
         256, ge=0, description="Disk space kept free for pauses when the disk is full, MiB; 0 keeps none"
     )
+    concurrent_builds: int = Field(2, ge=1, le=64, description="Templates built at once; more wait")
+    max_build_time: float = Field(
+        3600.0, gt=0, description="Seconds that the build of a template may take, without its wait for a turn"
+    )
+    max_upload_mib: int = Field(
+        4096, ge=1, description="Largest archive that a client may upload for a template's COPY, MiB"
+    )
+    uploads_mib: int = Field(
+        8192, ge=0, description="Most disk space of uploaded archives, MiB; the coldest go"
+    )
     cached_disks_mib: int = Field(
         20480, ge=0, description="Most disk space of cached image layers and build steps, MiB; the coldest go"
     )
@@ -213,6 +223,11 @@ class Settings(BaseSettings):
     def captures_dir(self) -> Path:
         """Layers of paused sandboxes, snapshots and templates: one folder per capture."""
         return self.home / "captures"
+
+    @property
+    def uploads_dir(self) -> Path:
+        """Archives that clients have uploaded for template builds."""
+        return self.home / "uploads"
 
     @property
     def logs_dir(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Protocol
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -11,6 +12,7 @@ from aenv import __version__
 from aenv.api import errors, schema
 from aenv.api.auth import ApiKeys, RequireKey
 from aenv.api.metrics import Metered, Metrics
+from aenv.api.routes.builds import builds_router, uploads_router
 from aenv.api.routes.health import health_router
 from aenv.api.routes.listing import listing_router
 from aenv.api.routes.metrics import metrics_router
@@ -20,11 +22,14 @@ from aenv.api.routes.snapshots import snapshots_router
 from aenv.api.routes.tags import tags_router
 from aenv.api.routes.teams import teams_router
 from aenv.api.routes.telemetry import telemetry_router
-from aenv.api.routes.templates import aliases_router, builds_router, templates_router
+from aenv.api.routes.templates import aliases_router, templates_router
 from aenv.api.timing import ServerTiming
+from aenv.api.upload_links import UploadLinks
 from aenv.sandboxes.base import Sandboxes, Templates
 from aenv.settings import Settings
 from aenv.telemetry.service import Telemetry
+from aenv.templates.builder import Builder
+from aenv.templates.uploads import Uploads
 
 
 class RawPath:
@@ -44,10 +49,33 @@ class RawPath:
         await self.app(scope, receive, send)
 
 
-def create_app(
-    sandboxes: Sandboxes, templates: Templates, telemetry: Telemetry, auth: ApiKeys, settings: Settings
-) -> FastAPI:
+class Services(Protocol):
+    """What the API is over: a node that has started."""
+
+    @property
+    def sandboxes(self) -> Sandboxes:
+        """Operations on sandboxes."""
+
+    @property
+    def templates(self) -> Templates:
+        """Templates and snapshots."""
+
+    @property
+    def builder(self) -> Builder:
+        """What builds templates."""
+
+    @property
+    def uploads(self) -> Uploads:
+        """Files for builds."""
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Metrics and logs."""
+
+
+def create_app(services: Services, auth: ApiKeys, settings: Settings) -> FastAPI:
     """The API over the given services."""
+    sandboxes, templates, telemetry = services.sandboxes, services.templates, services.telemetry
     app = FastAPI(
         title="AgentENV", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -65,7 +93,8 @@ def create_app(
         aliases_router(templates),
         tags_router(templates),
         templates_router(templates),
-        builds_router(templates),
+        builds_router(templates, services.builder),
+        uploads_router(services.builder, services.uploads, UploadLinks(auth.key)),
         teams_router(auth.key),
         refused_router(),
     ):

@@ -23,8 +23,10 @@ ENVIRONMENT = "AENV_API_KEY"
 _USABLE_KEY = re.compile(r"[A-Za-z0-9._~-]{32,256}")
 """Long enough not to be guessed, and safe in a header. Keys made here are `e2b_` and 40 hex digits."""
 
-OPEN_ROUTES = frozenset({("GET", "/health"), ("GET", "/metrics"), ("GET", "/openapi.json")})
-"""What anybody may call."""
+OPEN_ROUTES = frozenset(
+    {("GET", "/health"), ("GET", "/metrics"), ("GET", "/openapi.json"), ("PUT", "/uploads")}
+)
+"""What anybody may call; an upload has a signature instead."""
 
 
 class ApiKeys:

@@ -16,7 +16,7 @@ import uvloop
 
 from aenv import unexpected
 from aenv.api import logs
-from aenv.api.app import create_app
+from aenv.api.app import Services, create_app
 from aenv.api.auth import ENVIRONMENT, ApiKeys
 from aenv.api.protocol import BoundedHttp, PatientWebSocket
 from aenv.errors import HostNotReady
@@ -24,10 +24,8 @@ from aenv.images.progress import Progress, RichProgress
 from aenv.limits import raise_file_limit
 from aenv.proxy.app import ProxyApp
 from aenv.proxy.websocket import MAX_MESSAGE
-from aenv.sandboxes.base import Sandboxes, Templates
 from aenv.settings import Settings
 from aenv.tasks import cancel
-from aenv.telemetry.service import Telemetry
 from aenv.tls.certificates import open_certificates
 
 GRACE = 5
@@ -50,20 +48,8 @@ BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
 
-class Node(Protocol):
-    """What the server needs of a node: `aenv.node.Node`, or a test's own."""
-
-    @property
-    def sandboxes(self) -> Sandboxes:
-        """The sandbox service; there once `start` has returned."""
-
-    @property
-    def templates(self) -> Templates:
-        """The template service; there once `start` has returned."""
-
-    @property
-    def telemetry(self) -> Telemetry:
-        """Metrics and logs; there once `start` has returned."""
+class Node(Services, Protocol):
+    """What the server needs: `aenv.node.Node`, or a test's own. Services are there once it has started."""
 
     async def start(self, progress: Progress | None = None) -> None:
         """Make it ready. Raises `HostNotReady`; nothing is left running then."""
@@ -148,7 +134,7 @@ async def serve(
         if not await _done_before(stop, node.start(progress)):
             return
         try:
-            api = create_app(node.sandboxes, node.templates, node.telemetry, auth, settings)
+            api = create_app(node, auth, settings)
             app = ProxyApp(
                 api,
                 node.sandboxes,

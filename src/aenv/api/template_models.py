@@ -96,22 +96,6 @@ class UpdateTemplate(RequestBody):
     public: bool | None = None
 
 
-class BuildStatus(ResponseBody):
-    """E2B's `TemplateBuildInfo`. A build that a tag points to is ready; its log wasn't kept."""
-
-    template_id: str = Field(alias="templateID")
-    build_id: str = Field(alias="buildID")
-    status: Literal["ready"] = "ready"
-    logs: tuple[()] = ()
-    log_entries: tuple[()] = ()
-
-
-class BuildLogs(ResponseBody):
-    """The log of a build, which wasn't kept."""
-
-    logs: tuple[()] = ()
-
-
 class Team(ResponseBody):
     """The one team of a deployment."""
 

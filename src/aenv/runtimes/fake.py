@@ -196,6 +196,9 @@ class FakeRuntime:
         """The names of instance folders of what is in the background."""
         self.stalls: list[str] = []
         """Operations, as in `order_failure`, and sync: in the next of each the guest finds the disk full."""
+        self.commands: list[str] = []
+        """Every command line that a guest ran."""
+        self.boots = 0
         self._failures: dict[str, list[AenvError]] = defaultdict(list)
         self._held: dict[str, asyncio.Event] = {}
 
@@ -237,6 +240,7 @@ class FakeRuntime:
             await finish(guest.close())
             raise
         instance = FakeInstance(self, place, resources, guest)
+        guest.on_command = self.commands.append
         guest.on_sync = functools.partial(instance.stall_if_ordered, "sync")
         self.instances[place.folder.name] = instance
         return instance
@@ -245,6 +249,7 @@ class FakeRuntime:
         """A running instance with empty memory, and with an empty disk unless a capture has one."""
         await self.turn("boot")
         self.fail_if_ordered("boot")
+        self.boots += 1
         disk = {} if isinstance(spec.disk, Path) else (await _contents(spec.disk))["disk"]
         instance = await self.start(place, spec.resources, {}, disk)
         try:

@@ -15,6 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from aenv.guest import ENVD_PORT
+from aenv.runtimes.fake_shell import FakeShell
 
 PAGE = 100
 """Entries of the journal in one answer."""
@@ -63,6 +64,14 @@ class FakeGuest:
         app.router.add_put("/memory/{key}", self._write)
         app.router.add_get("/disk/{key}", self._read_disk)
         app.router.add_put("/disk/{key}", self._write_disk)
+        self.on_command: Callable[[str], None] = lambda _command: None
+        """Called with each command line that is run."""
+        self._shell = FakeShell(
+            app,
+            lambda: self.disk | self._unwritten,
+            self._unwritten.__setitem__,
+            lambda command: self.on_command(command),  # noqa: PLW0108 (it is set later)
+        )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)  # 0 is for ever
 
     async def start(self, address: str) -> None:
@@ -72,6 +81,7 @@ class FakeGuest:
 
     async def close(self) -> None:
         """Stop listening and cut connections."""
+        self._shell.closed.set()
         await self._runner.cleanup()
 
     def run(self, running: bool) -> None:
@@ -94,7 +104,7 @@ class FakeGuest:
         token = self.memory.get("token")
         if token and not self.memory.get("frozen") and request.headers.get("X-Access-Token") != token:
             return web.Response(status=401)
-        self.identity = await request.json()
+        self.identity = self._shell.identity = await request.json()
         self.memory["token"] = self.identity.get("accessToken")
         if self.identity["sandboxId"] != self.memory.get("sandbox"):
             self.memory["sandbox"] = self.identity["sandboxId"]

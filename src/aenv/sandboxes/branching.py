@@ -216,6 +216,10 @@ def _of_name(connection: sqlite3.Connection, name: Name | None) -> Template | No
     known = None if name is None else templates_store.get(connection, name.alias)
     if known is not None and not known.is_snapshot:
         raise InvalidRequest(f"the name {known.name!r} belongs to a template: choose another")
+    if name is not None and known is None:
+        unbuilt = templates_store.unbuilt(connection, name.alias)
+        if unbuilt is not None and templates_store.is_being_built(connection, unbuilt):
+            raise InvalidRequest(f"the name {name.alias!r} belongs to a template that is being built")
     return known
 
 
@@ -226,10 +230,13 @@ def _record_snapshot(
     known = _of_name(connection, name)
     if known is None:
         alias = None if name is None else name.alias
-        template_id = templates_store.add(connection, alias, TEAM, public=False)
+        unbuilt = None if alias is None else templates_store.unbuilt(connection, alias)
+        template_id = unbuilt or templates_store.add(connection, alias, TEAM, public=False)
     else:
         template_id = known.id
-    build = Build(ids.new_build_id(), capture_id, sandbox.resources, time.time(), sandbox.id)
+    build = Build(
+        ids.new_build_id(), capture_id, sandbox.resources, time.time(), sandbox.id, sandbox.defaults
+    )
     tag = DEFAULT_TAG if name is None or name.tag is None else name.tag
     templates_store.add_build(connection, template_id, build)
     tags.assign(connection, template_id, [tag], build.id)

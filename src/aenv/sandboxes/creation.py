@@ -131,6 +131,7 @@ def _new(request: CreateSandbox, template: Template) -> Sandbox:
         traffic_token=ids.new_token() if private else None,
         metadata=request.metadata,
         env=request.env,
+        defaults=template.build.defaults,
         network=request.network,
         allow_internet_access=request.allow_internet_access,
     )

@@ -220,6 +220,8 @@ def identity(sandbox: Sandbox) -> InitRequest:
         sandbox_id=sandbox.id,
         template_id=sandbox.template_id,
         access_token=sandbox.envd_token or "",
-        env_vars=sandbox.env,
+        env_vars={**sandbox.defaults.env, **sandbox.env},
         hostname=sandbox.id,
+        default_user=sandbox.defaults.user,
+        default_workdir=sandbox.defaults.workdir,
     )

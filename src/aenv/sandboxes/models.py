@@ -28,6 +28,20 @@ PauseMode = Literal["full", "filesystem"]
 
 
 @dataclass(frozen=True)
+class Defaults:
+    """What a build of a template gave to everything that is started from it."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    """Who acts when a request names nobody; the agent's own default if None."""
+    workdir: str | None = None
+    """Where processes start; the user's home if None."""
+    start_command: str | None = None
+    """What ran when the template was captured."""
+    ready_command: str | None = None
+
+
+@dataclass(frozen=True)
 class Sandbox:
     """The durable record that a client sees."""
 
@@ -64,6 +78,8 @@ class Sandbox:
     """Whether the pause at the deadline keeps the memory."""
     pause_mode: PauseMode = "full"
     """What the last pause kept."""
+    defaults: Defaults = field(default_factory=Defaults)
+    """What it has from its template."""
 
     @property
     def memory_is_usable(self) -> bool:
@@ -82,6 +98,9 @@ class Build:
     created_at: float
     source_sandbox_id: str | None = None
     """The sandbox it was taken from: set for snapshots only."""
+    defaults: Defaults = field(default_factory=Defaults)
+    key: str | None = None
+    """What it was made from, if it was built from steps: the same again comes to the same."""
 
 
 @dataclass(frozen=True)

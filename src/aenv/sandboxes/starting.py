@@ -149,6 +149,20 @@ class Starter:
         self._costs.note(kind, loaded, machine.memory().private)
         return machine
 
+    async def boot(self, spec: BootSpec, *, group: str) -> Machine:
+        """A booted machine that is no sandbox's. Raises Overloaded as `start` does."""
+        guest = spec.resources.memory_mib
+        need = self._costs.expected(f"boot {guest}", 0, guest << 20)
+        async with self._turns.turn(group), self.spares.room(need):
+            return await self._machines.boot(spec)
+
+    async def restore(self, capture: Capture, *, group: str) -> Machine:
+        """A frozen machine in a captured state, and no sandbox's. Raises Overloaded as `start` does."""
+        guest = capture.resources.memory_mib
+        need = self._costs.expected(self._key(capture), self._machines.loaded(capture), guest << 20)
+        async with self._turns.turn(group), self.spares.room(need):
+            return await self._machines.load(await self._machines.spawn(capture), capture)
+
     def _spare_for(self, sandbox: Sandbox, *, hot: bool) -> Machine | None:
         if hot:
             return self.hot.take(sandbox.capture_id)

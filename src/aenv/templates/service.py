@@ -22,6 +22,8 @@ class TemplateService:
     def __init__(self, database: Database, captures: Captures) -> None:
         self._database = database
         self._captures = captures
+        self.on_deleted: Callable[[str], None] = lambda _template_id: None
+        """Called with the id of each template that is deleted as a whole."""
 
     async def find(self, name: str) -> Template:
         """By id or name, at its tag; see `Templates.find`."""
@@ -54,20 +56,27 @@ class TemplateService:
     async def delete(self, name: str) -> None:
         """Delete a template or snapshot, or one build of it; see `Templates.delete`."""
 
-        def transaction(connection: sqlite3.Connection) -> None:
-            template = store.look_up(connection, name)
+        def transaction(connection: sqlite3.Connection) -> str | None:
             parsed = names.look_up(name)
+            unbuilt = None if parsed is None else store.unbuilt(connection, parsed.alias)
+            if unbuilt is not None:
+                store.delete(connection, unbuilt)
+                return unbuilt
+            template = store.look_up(connection, name)
             one_build = parsed is not None and parsed.tag is not None
             build_ids = {template.build.id} if one_build else None
             _check_unused(connection, template, name, build_ids)
             if build_ids is None:
                 store.delete(connection, template.id)
-                return
+                return template.id
             current = tags.current(connection, template.id)
             doomed = [each.tag for each in current if each.build_id == template.build.id]
             tags.remove(connection, template.id, doomed)
+            return None
 
-        await self._change(transaction)
+        deleted = await self._change(transaction)
+        if deleted is not None:
+            self.on_deleted(deleted)
 
     async def assign_tags(self, target: str, wanted: Sequence[str]) -> tuple[Build, Sequence[str]]:
         """Point tags to the build that `target` names; see `Templates.assign_tags`."""

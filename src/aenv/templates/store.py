@@ -58,6 +58,31 @@ def add(connection: sqlite3.Connection, name: str | None, namespace: str | None,
     return template_id
 
 
+def unbuilt(connection: sqlite3.Connection, id_or_name: str) -> str | None:
+    """The id of the template that has this id or name and no build yet, so that nothing else shows it."""
+    row = connection.execute(
+        "SELECT id FROM templates WHERE (id = ?1 OR name = ?1)"
+        " AND id NOT IN (SELECT template_id FROM tag_assignments)",
+        (id_or_name,),
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
+def is_being_built(connection: sqlite3.Connection, template_id: str) -> bool:
+    """Whether a build of the template is asked for or under way."""
+    query = "SELECT 1 FROM build_jobs WHERE template_id = ? AND status IN ('waiting', 'building')"
+    return connection.execute(query, (template_id,)).fetchone() is not None
+
+
+def by_key(connection: sqlite3.Connection, key: str) -> Build | None:
+    """The newest build that was made from what `key` stands for."""
+    row = connection.execute(
+        "SELECT record FROM builds WHERE json_extract(record, '$.key') = ? ORDER BY created_at DESC LIMIT 1",
+        (key,),
+    ).fetchone()
+    return None if row is None else _BUILD.validate_json(row[0])
+
+
 def add_build(connection: sqlite3.Connection, template_id: str, build: Build) -> None:
     """Add a build to a template. It is kept only if a tag is pointed to it in the same transaction."""
     connection.execute(

@@ -40,13 +40,14 @@ def assign(connection: sqlite3.Connection, template_id: str, tags: Iterable[str]
 
 
 def remove(connection: sqlite3.Connection, template_id: str, tags: Iterable[str]) -> None:
-    """Remove tags and their history, and with the last one the template."""
+    """Remove tags and their history, and with the last one the template, unless it is being built."""
     connection.executemany(
         "DELETE FROM tag_assignments WHERE template_id = ? AND tag = ?", [(template_id, tag) for tag in tags]
     )
     _forget_builds(connection, template_id)
     connection.execute(
-        "DELETE FROM templates WHERE id = ? AND id NOT IN (SELECT template_id FROM tag_assignments)",
+        "DELETE FROM templates WHERE id = ? AND id NOT IN (SELECT template_id FROM tag_assignments)"
+        " AND id NOT IN (SELECT template_id FROM build_jobs WHERE status IN ('waiting', 'building'))",
         (template_id,),
     )
 

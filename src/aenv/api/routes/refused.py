@@ -11,20 +11,17 @@ from aenv.errors import InvalidRequest
 
 _VOLUMES = "volumes are not supported yet"
 _SECRETS = "secrets are not supported yet"
-_BUILDS = "building templates is not supported yet"
+_OLD_BUILDS = "building templates in this older way is not supported yet: use POST /v3/templates"
 
 _REFUSED = (
     ("/volumes", ("GET", "POST"), _VOLUMES),
     ("/volumes/{volume_id}", ("GET", "DELETE"), _VOLUMES),
     ("/secrets", ("GET", "POST"), _SECRETS),
     ("/secrets/{secret_id}", ("GET", "POST", "DELETE"), _SECRETS),
-    ("/templates", ("POST",), _BUILDS),
-    ("/v2/templates", ("POST",), _BUILDS),
-    ("/v3/templates", ("POST",), _BUILDS),
-    ("/templates/{name}", ("POST",), _BUILDS),
-    ("/templates/{name}/builds/{build_id}", ("POST",), _BUILDS),
-    ("/v2/templates/{name}/builds/{build_id}", ("POST",), _BUILDS),
-    ("/templates/{name}/files/{content_hash}", ("GET",), _BUILDS),
+    ("/templates", ("POST",), _OLD_BUILDS),
+    ("/v2/templates", ("POST",), _OLD_BUILDS),
+    ("/templates/{name}", ("POST",), _OLD_BUILDS),
+    ("/templates/{name}/builds/{build_id}", ("POST",), _OLD_BUILDS),
 )
 
 _VOLUME_CONTENT = (
@@ -42,7 +39,7 @@ class ContentFailure(ResponseBody):
 
 
 def refused_router() -> APIRouter:
-    """Volumes, secrets, and what builds templates."""
+    """Volumes, secrets, and old ways to build templates."""
     router = APIRouter()
     for path, methods, message in _REFUSED:
         for method in methods:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from aenv.api.body import json_body
@@ -13,19 +13,15 @@ from aenv.api.routes.paths import TemplateName
 from aenv.api.routes.teams import TeamId
 from aenv.api.schema import failures
 from aenv.api.template_models import (
-    BuildLogs,
-    BuildStatus,
     ListedTemplate,
     TemplateAlias,
     TemplateNames,
     TemplateWithBuilds,
     UpdateTemplate,
 )
-from aenv.errors import InvalidRequest, NotFound
+from aenv.errors import InvalidRequest
 from aenv.sandboxes.base import Templates
-from aenv.sandboxes.models import Template
 
-LogLevel = Literal["debug", "info", "warn", "error"]
 Update = Annotated[UpdateTemplate, Depends(json_body(UpdateTemplate))]
 
 
@@ -88,44 +84,5 @@ def templates_router(templates: Templates) -> APIRouter:
         if body.public is None:
             raise InvalidRequest("public: nothing else can be changed, so it is required")
         return TemplateNames(names=(await templates.set_public(name, body.public)).names)
-
-    return router
-
-
-def builds_router(templates: Templates) -> APIRouter:
-    """How a build went: those there are have all succeeded."""
-    router = APIRouter()
-
-    async def of_build(name: str, build_id: str) -> Template:
-        template, builds = await templates.builds(name)
-        if build_id not in {build.id for build in builds}:
-            raise NotFound(f"build {build_id!r} of template {name!r} was not found")
-        return template
-
-    @router.get("/templates/{name}/builds/{build_id}/status")
-    async def status(
-        name: TemplateName,
-        build_id: str,
-        *,
-        logs_offset: Annotated[int, Query(alias="logsOffset", ge=0)] = 0,
-        limit: Annotated[int, Query(ge=0, le=MAX_LIMIT)] = MAX_LIMIT,
-        level: LogLevel | None = None,
-    ) -> BuildStatus:
-        template = await of_build(name, build_id)
-        return BuildStatus(template_id=template.id, build_id=build_id)
-
-    @router.get("/templates/{name}/builds/{build_id}/logs")
-    async def logs(
-        name: TemplateName,
-        build_id: str,
-        *,
-        cursor: Annotated[int | None, Query(ge=0)] = None,
-        limit: Annotated[int, Query(ge=0, le=MAX_LIMIT)] = MAX_LIMIT,
-        direction: Literal["forward", "backward"] = "forward",
-        level: LogLevel | None = None,
-        source: Literal["temporary", "persistent"] | None = None,
-    ) -> BuildLogs:
-        await of_build(name, build_id)
-        return BuildLogs()
 
     return router

@@ -1,0 +1,202 @@
+"""Uploaded archives of COPY: which entries are meant, and where in the guest they go, as with Docker."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import re
+import tarfile
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aenv.errors import InvalidRequest
+
+MOST_ENTRIES = 1_000_000
+"""In one archive."""
+
+CHUNK = 256 << 10
+"""Bytes of an archive that are sent on at a time."""
+
+_MAGIC = frozenset("*?[")
+_KINDS = {
+    tarfile.REGTYPE,
+    tarfile.AREGTYPE,
+    tarfile.CONTTYPE,
+    tarfile.DIRTYPE,
+    tarfile.SYMTYPE,
+    tarfile.LNKTYPE,
+}
+
+
+class BadArchive(InvalidRequest):
+    """What was uploaded isn't an archive that can be used."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The names in an archive, relative and in normal form, and which of them are folders."""
+
+    names: Mapping[str, bool]
+
+    def is_folder(self, name: str) -> bool:
+        """Whether an entry is a folder, which perhaps shows only by what is in it."""
+        return self.names.get(name, False) or any(each.startswith(f"{name}/") for each in self.names)
+
+
+def listing(path: Path) -> Listing:
+    """Read an archive, compressed or not, to its end. Blocking. Raises BadArchive."""
+    names: dict[str, bool] = {}
+    for info, _ in _open(path):
+        names[_name(info.name)] = info.isdir()
+        if info.islnk():
+            _name(info.linkname)
+        if len(names) > MOST_ENTRIES:
+            raise BadArchive(f"the archive has more than {MOST_ENTRIES} entries")
+    if not names:
+        raise BadArchive("the archive is empty")
+    return Listing(names)
+
+
+def _open(path: Path) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
+    """The entries of an archive; the content of each can be read until the next."""
+    try:
+        with tarfile.open(path, "r|*", errors="surrogateescape") as archive:
+            while (info := archive.next()) is not None:
+                if info.type not in _KINDS and not info.issparse():
+                    raise BadArchive(f"{info.name!r} is neither a file, a folder nor a link")
+                yield info, archive
+                archive.members = []  # type: ignore[attr-defined]  # it would keep them all
+    except (tarfile.TarError, EOFError, ValueError, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise BadArchive(f"what was uploaded is no tar archive, or a damaged one: {error}") from error
+
+
+def _name(name: str) -> str:
+    normal = posixpath.normpath(name)
+    if normal.startswith(("/", "../")) or normal == "..":
+        raise BadArchive(f"{name!r} leads out of the archive")
+    return normal
+
+
+def roots(names: Iterable[str], source: str) -> list[str]:
+    """The entries that a source of COPY means: itself, or each that matches if it is a pattern."""
+    pattern = posixpath.normpath(source.lstrip("/") or ".")
+    if not _MAGIC & set(pattern):
+        below = f"{pattern}/"
+        found = [name for name in names if pattern in {".", name} or name.startswith(below)]
+        return [pattern] if found else []
+    matches = _matcher(pattern)
+    found = []
+    for name in sorted(names):
+        if not any(name.startswith(f"{root}/") for root in found[-1:]):
+            parts = name.split("/")
+            prefixes = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+            if (root := next(filter(matches.fullmatch, prefixes), None)) is not None and root not in found:
+                found.append(root)
+    return found
+
+
+def _matcher(pattern: str) -> re.Pattern[str]:
+    """A pattern of a client as an expression: `*`, `?` and `[…]` in a name, `**` for any folders."""
+    parts = []
+    for part in pattern.split("/"):
+        if part == "**":
+            parts.append(r"(?:[^/]+/)*")
+            continue
+        text, position = "", 0
+        while position < len(part):
+            character = part[position]
+            end = part.find("]", position + 2) if character == "[" else -1
+            if character == "*":
+                text += "[^/]*"
+            elif character == "?":
+                text += "[^/]"
+            elif end > 0:
+                inner = part[position + 1 : end].replace("\\", r"\\").replace("[", r"\[")
+                text += f"(?!/)[{'^' + inner[1:] if inner[0] in '!^' else inner}]"
+                position = end
+            else:
+                text += re.escape(character)
+            position += 1
+        parts.append(text + "/")
+    whole = "".join(parts)
+    if pattern.endswith("**"):
+        whole += "[^/]+/"
+    try:
+        return re.compile(whole.removesuffix("/"), re.DOTALL)
+    except re.error as error:
+        raise InvalidRequest(f"COPY: {pattern!r} is no pattern: {error}") from error
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the entries below each root go, as absolute paths."""
+
+    targets: Mapping[str, str]
+
+    def target(self, name: str) -> str | None:
+        """Where an entry goes; None if it isn't meant."""
+        for root, target in self.targets.items():
+            if root == ".":
+                return target if name == "." else posixpath.join(target, name)
+            if name == root:
+                return target
+            if name.startswith(f"{root}/"):
+                return posixpath.join(target, name[len(root) + 1 :])
+        return None
+
+
+def plan(entries: Listing, source: str, destination: str, *, into: bool) -> Plan:
+    """What COPY does: a folder's content goes into the destination, a file becomes it, or goes into it.
+
+    `into` says that the destination is a folder; one that ends with a slash always is. Raises BadArchive.
+    """
+    found = roots(entries.names, source)
+    if not found:
+        raise BadArchive(f"there is nothing in the archive that {source!r} names")
+    into = into or destination.endswith("/") or len(found) > 1
+    folder = destination.rstrip("/") or "/"
+    return Plan(
+        {
+            root: folder
+            if root == "." or entries.is_folder(root) or not into
+            else posixpath.join(folder, posixpath.basename(root))
+            for root in found
+        }
+    )
+
+
+def renamed(path: Path, where: Plan) -> Iterator[bytes]:
+    """A tar archive with the planned entries, renamed, in pieces. Blocking. Raises BadArchive."""
+    batch = bytearray()
+    for info, archive in _open(path):
+        target = where.target(_name(info.name))
+        if target is None:
+            continue
+        entry = tarfile.TarInfo(target.lstrip("/") or ".")
+        entry.mode, entry.mtime, entry.linkname = info.mode, info.mtime, info.linkname
+        entry.type = info.type if info.isdir() or info.issym() or info.islnk() else tarfile.REGTYPE
+        if info.islnk():
+            linked = where.target(_name(info.linkname))
+            if linked is None:
+                raise BadArchive(f"{info.name!r} is a hard link to what isn't copied")
+            entry.linkname = linked.lstrip("/")
+        content = archive.extractfile(info) if info.isreg() else None
+        entry.size = 0 if content is None else info.size
+        batch += entry.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape")
+        if content is not None:
+            while piece := content.read(CHUNK):
+                batch += piece
+                if len(batch) >= CHUNK:
+                    yield bytes(batch)
+                    batch.clear()
+            batch += bytes(-info.size % tarfile.BLOCKSIZE)
+    yield bytes(batch) + bytes(2 * tarfile.BLOCKSIZE)
+
+
+async def in_pieces(pieces: Iterator[bytes]) -> AsyncGenerator[bytes]:
+    """Pieces that are made in a thread, one at a time."""
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
