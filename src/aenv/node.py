@@ -197,7 +197,7 @@ class Node:
         await self.uploads.start()
         self.builder = Builder(
             Tools(core, self.disks, self.uploads, self.images, repr(self.runtime.identity)),
-            BuildLogs(settings.logs_dir.resolve() / "builds"),
+            BuildLogs(settings.build_logs_dir.resolve()),
             at_once=settings.concurrent_builds,
             most_seconds=settings.max_build_time,
         )

@@ -230,6 +230,11 @@ class Settings(BaseSettings):
         return self.home / "uploads"
 
     @property
+    def build_logs_dir(self) -> Path:
+        """Logs of template builds: one file each."""
+        return self.home / "build-logs"
+
+    @property
     def logs_dir(self) -> Path:
         """Logs of sandboxes: one file each."""
         return self.home / "logs"
