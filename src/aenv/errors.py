@@ -163,6 +163,10 @@ class RuntimeFailure(AenvError):
     """A virtual machine monitor failed or ended."""
 
 
+class VmmUnresponsive(RuntimeFailure):
+    """A virtual machine monitor didn't answer in time. What it was told to do, it may still do."""
+
+
 class StorageFailure(AenvError):
     """What is on the host's disk can't be read, or it can't be written; the message says which."""
 

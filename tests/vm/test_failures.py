@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv.errors import InvalidRequest, NoSpace, RuntimeFailure
+from aenv.errors import InvalidRequest, NoSpace, RuntimeFailure, VmmUnresponsive
 from aenv.runtimes.base import BootSpec, Capture, Layer, Resources
 from aenv.runtimes.qemu.instance import QemuInstance
 from aenv.runtimes.qemu.layers import QemuLayers
@@ -141,6 +141,24 @@ async def test_a_capture_needs_a_frozen_instance(lab: Lab, prepared: Prepared) -
     with pytest.raises(RuntimeFailure, match="frozen"):
         await instance.capture(lab.new_folder())
     assert await lab.ask(instance, "GET", "/count")
+
+
+async def test_what_a_hung_vmm_was_told_to_do_is_undone(
+    lab: Lab, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = await lab.restore(prepared.captures[1])
+    await instance.thaw()
+    memory = await lab.ask(instance, "GET", "/memory")
+    os.kill(instance.pid, signal.SIGSTOP)
+    with monkeypatch.context() as hasty:
+        hasty.setattr("aenv.runtimes.qemu.monitor._COMMAND_TIMEOUT", 0.2)
+        for told in (instance.freeze, instance.thaw):
+            with pytest.raises(VmmUnresponsive):
+                await told()
+    os.kill(instance.pid, signal.SIGCONT)
+    await instance.thaw()
+    assert await lab.ask(instance, "GET", "/memory") == memory, "it stands still"
+    await lab.capture(instance)
 
 
 async def test_an_instance_goes_on_after_a_capture_onto_a_full_disk(lab: Lab, prepared: Prepared) -> None:

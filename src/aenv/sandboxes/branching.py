@@ -163,6 +163,8 @@ class Branching:
             except BaseException as error:
                 await finish(core.go_on(sandbox, machine, operation, error))
                 raise
+            if not captured.goes_on:
+                core.tasks.start(core.release_later(sandbox_id, machine))
             try:
                 async with self._kept(captured):
                     yield sandbox, captured

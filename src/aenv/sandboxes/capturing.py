@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from aenv import timings
-from aenv.errors import AenvError, NoSpace, PauseRefused
+from aenv.errors import AenvError, NoSpace, PauseRefused, VmmUnresponsive
 from aenv.guest.client import EnvdClient
 from aenv.guest.errors import GuestError
 from aenv.runtimes.base import Capture
@@ -38,6 +38,8 @@ class Captured:
     guest_unresponsive: bool
     """The agent didn't answer: a restored VM would have it as it is, a booted one finds a disk as after a
     power cut."""
+    goes_on: bool = False
+    """The guest's processes run again, as the agent said."""
 
 
 async def take(
@@ -94,18 +96,23 @@ async def take_in_passing(machine: Machine, captures: Captures, *, memory: bool)
                 capture = await machine.instance.capture(folder, thaw=True, memory=memory)
         finally:
             await finish(_wait(going_on))
-        if not going_on.result():  # it took so long that the request had given up
-            await _unfreeze_guest(machine, set_clock=True)
-    return Captured(capture_id, capture, guest_unresponsive=False)
+        # It may have taken so long that the request had given up.
+        goes_on = going_on.result() or await _unfreeze_guest(machine, set_clock=True)
+    return Captured(capture_id, capture, guest_unresponsive=False, goes_on=goes_on)
 
 
-async def release(machine: Machine) -> None:
+async def release(machine: Machine) -> bool:
     """Let a frozen machine go on: its vCPUs first, then the guest's processes, which find the clock right.
 
-    Raises what `thaw` raises. An agent that doesn't answer is logged: the VM itself is whole.
+    Returns whether they go on. A VMM or an agent that doesn't answer is logged: the VM itself is whole, and
+    may still do what it was told before, to stop. Raises what else `thaw` raises.
     """
-    await machine.instance.thaw()
-    await _unfreeze_guest(machine, set_clock=True)
+    try:
+        await machine.instance.thaw()
+    except VmmUnresponsive as error:
+        log.error("a VMM doesn't let its VM go on", instance=machine.id, error=str(error))
+        return False
+    return await _unfreeze_guest(machine, set_clock=True)
 
 
 @asynccontextmanager

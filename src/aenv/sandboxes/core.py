@@ -12,7 +12,7 @@ import contextlib
 import functools
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -52,7 +52,10 @@ LOST_KEPT_SECONDS = 24 * 3600.0
 _STARTED = {Operation.CREATE: "sandbox created", Operation.RESUME: "sandbox resumed"}
 
 RETRY_SECONDS = 1.0
-"""Rest before the database is asked again to record what it couldn't."""
+"""Rest before the database is asked again to record what it couldn't, and a guest to go on."""
+
+ATTEMPTS = 20
+"""How often a guest that doesn't answer is asked again to let processes go on."""
 
 
 class SandboxLocks(KeyedLocks):
@@ -242,12 +245,41 @@ class Core:
             await self.unclaim(sandbox.id, operation)
             return
         try:
-            await capturing.release(machine)
+            released = await capturing.release(machine)
         except AenvError as failure:
             await self.end_lost(sandbox.id, machine, f"{error}; and it could not go on: {failure}")
             return
         self.live.reopen(sandbox.id)
         await self.unclaim(sandbox.id, operation)
+        if not released:
+            self.tasks.start(self.release_later(sandbox.id, machine))
+
+    async def release_later(self, sandbox_id: str, machine: Machine) -> None:
+        """`insist` with a VM that was to be captured."""
+        await self.insist(sandbox_id, machine, functools.partial(capturing.release, machine))
+
+    async def insist(self, sandbox_id: str, machine: Machine, release: Callable[[], Awaitable[bool]]) -> None:
+        """Ask a guest that didn't answer in time again to go on, in between others' operations.
+
+        It may yet do what it was told before that, to stop its processes. Returns when `release` was heard,
+        or the sandbox has given the machine up.
+        """
+        for _ in range(ATTEMPTS):
+            await asyncio.sleep(RETRY_SECONDS)
+            async with self.locks.hold(sandbox_id):
+                if self.closing or self.live.machine(sandbox_id) is not machine:
+                    return
+                try:
+                    if await release():
+                        return
+                except AenvError as error:
+                    log.warning("a VM can't be asked to go on", sandbox=sandbox_id, error=str(error))
+        log.error(
+            "processes may stand still: the agent isn't asked any more; "
+            "pause it, then resume it without memory",
+            sandbox=sandbox_id,
+            attempts=ATTEMPTS,
+        )
 
     async def machine_of(self, sandbox: Sandbox) -> Machine:
         """The live machine of a claimed sandbox. Without one the sandbox is lost: SandboxNotFound."""

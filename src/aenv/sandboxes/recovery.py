@@ -7,6 +7,7 @@ stable state. When the rest of the server is there, `adopt` goes on with those t
 from __future__ import annotations
 
 import asyncio
+import functools
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from aenv.database import Database
 from aenv.errors import AenvError, RuntimeFailure
 from aenv.runtimes.base import Place, Runtime
 from aenv.sandboxes import store
-from aenv.sandboxes.core import RETRY_SECONDS, Core
+from aenv.sandboxes.core import Core
 from aenv.sandboxes.machines import FREEZE_TIMEOUT, GUEST_TIMEOUT, Machine, identity
 from aenv.sandboxes.models import Sandbox
 from aenv.sandboxes.states import LIVE, TRANSITIONS, State
@@ -32,9 +33,6 @@ AT_ONCE: Final = 16
 ADOPTION_SECONDS: Final = 10.0
 """How long a starting server waits until all are adopted. A VM that doesn't answer keeps only its own clients
 waiting for longer."""
-
-ATTEMPTS: Final = 20
-"""How often an agent that doesn't answer after the adoption is asked again to let processes go on."""
 
 
 @dataclass(frozen=True)
@@ -121,23 +119,8 @@ async def _take_back(core: Core, sandbox: Sandbox, machine: Machine) -> None:
     operation = next(each.operation for each in TRANSITIONS.values() if each.via is sandbox.state)
     await core.unclaim(sandbox.id, operation)
     if not told:
-        core.tasks.start(_insist(core, sandbox, machine))
-
-
-async def _insist(core: Core, sandbox: Sandbox, machine: Machine) -> None:
-    """A guest that didn't answer in time is asked again, in between others' operations."""
-    for _ in range(ATTEMPTS):
-        await asyncio.sleep(RETRY_SECONDS)
-        async with core.locks.hold(sandbox.id):
-            if core.closing or core.live.machine(sandbox.id) is not machine:
-                return
-            if await _tell(sandbox, machine, FREEZE_TIMEOUT):
-                return
-    log.error(
-        "processes may stand still: the agent isn't asked any more; pause it, then resume it without memory",
-        sandbox=sandbox.id,
-        attempts=ATTEMPTS,
-    )
+        again = functools.partial(_tell, sandbox, machine, FREEZE_TIMEOUT)
+        core.tasks.start(core.insist(sandbox.id, machine, again))
 
 
 async def _tell(sandbox: Sandbox, machine: Machine, seconds: float) -> bool:

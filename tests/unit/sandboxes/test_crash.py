@@ -263,7 +263,8 @@ async def test_an_agent_that_does_not_answer_holds_up_nobody_and_is_asked_again(
     await pausing
     await rig.node.stop()
 
-    for bound in ("ADOPTION_SECONDS", "GUEST_TIMEOUT", "RETRY_SECONDS", "FREEZE_TIMEOUT"):
+    monkeypatch.setattr("aenv.sandboxes.core.RETRY_SECONDS", 0.1)
+    for bound in ("ADOPTION_SECONDS", "GUEST_TIMEOUT", "FREEZE_TIMEOUT"):
         monkeypatch.setattr(recovery, bound, 0.1)
     await after.revive()
     guest = after.runtime.instances[str(deaf.instance_id)].guest

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from aenv.errors import GuestUnresponsive, RuntimeFailure
+from aenv.errors import GuestUnresponsive, PauseRefused, RuntimeFailure, VmmUnresponsive
+from aenv.guest.client import EnvdClient
 from aenv.node import Node
 from aenv.sandboxes import store
 from aenv.sandboxes.activity import Activity
@@ -67,6 +68,60 @@ async def test_a_lost_sandbox_is_forgotten_while_the_server_runs(
     monkeypatch.setattr("aenv.sandboxes.core.LOST_KEPT_SECONDS", -1.0)
     await rig.node.sandboxes.kill((await rig.create()).id)
     assert await _in_state(rig, State.LOST) == []
+
+
+async def test_a_vmm_that_is_late_loses_no_sandbox(rig: Rig) -> None:
+    sandbox = await rig.create()
+    await rig.put(sandbox.id, "value", 1)
+    for operation in ("freeze", "thaw"):
+        rig.runtime.order_failure(operation, VmmUnresponsive("it takes its time"))
+    with pytest.raises(VmmUnresponsive):
+        await rig.node.sandboxes.pause(sandbox.id)
+    assert (await rig.node.sandboxes.get(sandbox.id)).state is State.RUNNING
+    assert await rig.read(sandbox.id, "value") == 1
+
+
+async def test_a_guest_that_is_late_is_asked_again_to_go_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aenv.sandboxes.core.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("aenv.sandboxes.capturing.FREEZE_TIMEOUT", 0.1)
+    sandbox = await rig.create()
+    guest = (await rig.instance(sandbox.id)).guest
+    guest.responsive.clear()
+    with pytest.raises(PauseRefused):
+        await rig.node.sandboxes.pause(sandbox.id, require_healthy_guest=True)
+    before = guest.clock
+    guest.responsive.set()
+
+    async def is_told() -> bool:
+        return guest.clock > before
+
+    await eventually(is_told)
+
+
+async def test_a_guest_that_was_late_for_a_snapshot_is_asked_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aenv.sandboxes.core.RETRY_SECONDS", 0.05)
+    unfreeze, late = EnvdClient.unfreeze, [TimeoutError(), TimeoutError()]
+
+    async def slow(guest: EnvdClient, *, set_clock: bool) -> None:
+        if late:
+            raise late.pop()
+        await unfreeze(guest, set_clock=set_clock)
+
+    monkeypatch.setattr(EnvdClient, "unfreeze", slow)
+    sandbox = await rig.create()
+    guest = (await rig.instance(sandbox.id)).guest
+    before = guest.clock
+    await rig.node.sandboxes.snapshot(sandbox.id, None)
+    assert late == [], "the snapshot asked twice"
+
+    async def is_told() -> bool:
+        return guest.clock > before
+
+    await eventually(is_told)
 
 
 async def test_a_hot_vm_that_does_not_come_back_costs_time_only(rig: Rig) -> None:

@@ -12,7 +12,8 @@ import pytest
 from aenv.errors import HostNotReady, SandboxNotFound, ShuttingDown
 from aenv.node import Node
 from aenv.runtimes.fake import FakeRuntime
-from aenv.sandboxes import recovery
+from aenv.sandboxes import capturing
+from aenv.sandboxes import core as core_module
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.states import State
 from tests.unit.sandboxes.conftest import Rig, eventually, fake_settings
@@ -164,8 +165,9 @@ async def test_requests_while_stopping_are_refused(tmp_path: Path) -> None:
 async def test_an_agent_that_never_answers_is_given_up_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in (("ATTEMPTS", 2), ("RETRY_SECONDS", 0.01), ("FREEZE_TIMEOUT", 0.05)):
-        monkeypatch.setattr(recovery, name, value)
+    monkeypatch.setattr(core_module, "ATTEMPTS", 2)
+    monkeypatch.setattr(core_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(capturing, "FREEZE_TIMEOUT", 0.05)
     rig = await _started(tmp_path)
     sandbox = await rig.create()
     core = rig.node.sandboxes._core
@@ -173,9 +175,9 @@ async def test_an_agent_that_never_answers_is_given_up_with_a_word(
     assert machine is not None
     guest = (await rig.instance(sandbox.id)).guest
     guest.responsive.clear()
-    await recovery._insist(core, sandbox, machine)
+    await core.release_later(sandbox.id, machine)
     assert "the agent isn't asked any more" in capsys.readouterr().out
     guest.responsive.set()
-    await recovery._insist(core, sandbox, machine)
+    await core.release_later(sandbox.id, machine)
     assert "isn't asked any more" not in capsys.readouterr().out
     await rig.node.stop()

@@ -7,7 +7,7 @@ import contextlib
 from concurrent.futures import Executor
 from pathlib import Path
 
-from aenv.errors import RuntimeFailure
+from aenv.errors import RuntimeFailure, VmmUnresponsive
 from aenv.full import free_bytes, write_failure
 from aenv.host import MemoryUse
 from aenv.memory.flatten import copy_base
@@ -57,7 +57,8 @@ class QemuInstance:
         self._booted = booted
         self._workers = workers
         self._workshop = workshop
-        self._frozen = frozen
+        self._frozen: bool | None = frozen
+        """None while QEMU may still stop them, as it hasn't answered."""
         self._busy = asyncio.Lock()
         self._compacting = asyncio.Lock()
 
@@ -84,7 +85,7 @@ class QemuInstance:
             self._process.check()
             if self._frozen:
                 return
-            await finish(self._run("stop", frozen=True))
+            await finish(self._stop_vcpus())
 
     async def thaw(self) -> None:
         """Run the vCPUs."""
@@ -142,22 +143,27 @@ class QemuInstance:
             await self._disk.exchange(self._process, merged)
 
     async def _thaw(self) -> None:
-        if self._frozen or self.no_space.is_set():
+        if self._frozen is not False or self.no_space.is_set():
             await finish(self._cont())
 
     async def _cont(self) -> None:
         stalled = self.no_space.is_set()
         self.no_space.clear()  # before, as the event may come before the answer does
         try:
-            await self._run("cont", frozen=False)
+            await self._process.execute("cont")
+            self._frozen = False
+        except VmmUnresponsive:
+            self._frozen = False  # QEMU does in order what it is told: it goes on as soon as it can
+            raise
         except RuntimeFailure:
             if stalled:
                 self.no_space.set()
             raise
 
-    async def _run(self, command: str, *, frozen: bool) -> None:
-        await self._process.execute(command)
-        self._frozen = frozen
+    async def _stop_vcpus(self) -> None:
+        self._frozen = None
+        await self._process.execute("stop")
+        self._frozen = True
 
     async def _capture(self, folder: Path, *, thaw: bool, memory: bool) -> Capture:
         loop = asyncio.get_running_loop()

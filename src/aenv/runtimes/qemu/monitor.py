@@ -13,7 +13,7 @@ from typing import Final
 
 from qemu.qmp import EventListener, ExecuteError, Message, QMPClient, QMPError
 
-from aenv.errors import RuntimeFailure
+from aenv.errors import RuntimeFailure, VmmUnresponsive
 from aenv.tasks import finish
 
 SOCKET: Final = "qmp.sock"
@@ -73,7 +73,7 @@ class Monitor:
     async def execute(self, command: str, arguments: Mapping[str, object] | None = None) -> object:
         """Run one command and return its answer; once sent it is waited for, even if the caller is cancelled.
 
-        Raises RuntimeFailure if QEMU refuses, has ended or doesn't answer for 30 s.
+        Raises RuntimeFailure if QEMU refuses or has ended; VmmUnresponsive if it doesn't answer for 30 s.
         """
         return await finish(self._execute(command, arguments))
 
@@ -89,7 +89,7 @@ class Monitor:
         except ExecuteError as error:
             raise RuntimeFailure(f"QEMU refused {command}: {error}") from error
         except TimeoutError as error:
-            raise RuntimeFailure(f"QEMU didn't answer {command} for {_COMMAND_TIMEOUT:.0f} s") from error
+            raise VmmUnresponsive(f"QEMU didn't answer {command} for {_COMMAND_TIMEOUT:.0f} s") from error
         except (QMPError, OSError, EOFError) as error:
             raise RuntimeFailure(f"QEMU ended during {command}") from error
 
