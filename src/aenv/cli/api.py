@@ -88,34 +88,6 @@ class SnapshotInfo:
 
 
 @dataclass(frozen=True)
-class TemplateInfo:
-    """A template. Sizes in MiB."""
-
-    template_id: str
-    names: Sequence[str]
-    status: str
-    cpu_count: int
-    memory_mib: int
-    disk_mib: int
-    updated_at: str
-    wire: Wire = field(repr=False, compare=False)
-
-    @classmethod
-    def parse(cls, wire: Wire) -> Self:
-        """Read the API's JSON."""
-        return cls(
-            template_id=wire["templateID"],
-            names=tuple(wire.get("names") or wire.get("aliases") or ()),
-            status=wire.get("buildStatus", ""),
-            cpu_count=wire["cpuCount"],
-            memory_mib=wire["memoryMB"],
-            disk_mib=wire["diskSizeMB"],
-            updated_at=wire["updatedAt"],
-            wire=wire,
-        )
-
-
-@dataclass(frozen=True)
 class ForkResult:
     """One child of a fork, or why there is none."""
 
@@ -163,7 +135,7 @@ class ApiClient:
         }
         if auto_pause is not None:
             body["autoPause"] = auto_pause
-        return Sandbox.parse(await self._object("POST", "/v2/sandboxes", body))
+        return Sandbox.parse(await self.request_object("POST", "/v2/sandboxes", body))
 
     async def connect(self, sandbox_id: str, timeout: int | None = None, *, reboot: bool = False) -> Sandbox:
         """Resume a paused sandbox, or reboot it from its disk; a running one may get a later deadline."""
@@ -171,12 +143,12 @@ class ApiClient:
         if reboot:
             body["memory"] = False
         return Sandbox.parse(
-            await self._object("POST", f"/v2/sandboxes/{_segment(sandbox_id)}/connect", body)
+            await self.request_object("POST", f"/v2/sandboxes/{segment(sandbox_id)}/connect", body)
         )
 
     async def info(self, sandbox_id: str) -> SandboxInfo:
         """All about one sandbox."""
-        return SandboxInfo.parse(await self._object("GET", f"/sandboxes/{_segment(sandbox_id)}"))
+        return SandboxInfo.parse(await self.request_object("GET", f"/sandboxes/{segment(sandbox_id)}"))
 
     async def sandboxes(self, *, state: str | None = None, metadata: Mapping[str, str]) -> list[SandboxInfo]:
         """All sandboxes, or those with the state and all the metadata given."""
@@ -184,34 +156,34 @@ class ApiClient:
         if metadata:
             # Quoted twice, as the SDKs send it.
             query["metadata"] = urlencode({quote(key): quote(value) for key, value in metadata.items()})
-        return [SandboxInfo.parse(item) for item in await self._pages("/v2/sandboxes", query)]
+        return [SandboxInfo.parse(item) for item in await self.pages("/v2/sandboxes", query)]
 
     async def pause(self, sandbox_id: str, *, memory: bool = True) -> None:
         """Pause, keeping the memory or the disk alone; a 409 says that it is paused already."""
         body = {} if memory else {"memory": False}
-        await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/pause", body)
+        await self.request("POST", f"/sandboxes/{segment(sandbox_id)}/pause", body)
 
     async def kill(self, sandbox_id: str) -> None:
         """End a sandbox for good."""
-        await self._request("DELETE", f"/sandboxes/{_segment(sandbox_id)}")
+        await self.request("DELETE", f"/sandboxes/{segment(sandbox_id)}")
 
     async def set_timeout(self, sandbox_id: str, timeout: int) -> None:
         """Set the deadline to `timeout` seconds from now."""
-        await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/timeout", {"timeout": timeout})
+        await self.request("POST", f"/sandboxes/{segment(sandbox_id)}/timeout", {"timeout": timeout})
 
     async def refresh(self, sandbox_id: str, duration: int) -> None:
         """Let the deadline be at least `duration` seconds from now."""
-        await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/refreshes", {"duration": duration})
+        await self.request("POST", f"/sandboxes/{segment(sandbox_id)}/refreshes", {"duration": duration})
 
     async def logs(self, sandbox_id: str, cursor: int, level: str) -> list[Wire]:
         """Log entries from `cursor`, milliseconds since the epoch, on; oldest first, at most 1,000."""
         query = {"cursor": str(cursor), "level": level, "direction": "forward"}
-        answer, _ = await self._request("GET", f"/v2/sandboxes/{_segment(sandbox_id)}/logs", query=query)
+        answer, _ = await self.request("GET", f"/v2/sandboxes/{segment(sandbox_id)}/logs", query=query)
         return list(answer["logs"])
 
     async def metrics(self, sandbox_id: str) -> list[Wire]:
         """Samples of the last hour, oldest first."""
-        answer, _ = await self._request("GET", f"/sandboxes/{_segment(sandbox_id)}/metrics")
+        answer, _ = await self.request("GET", f"/sandboxes/{segment(sandbox_id)}/metrics")
         return list(answer)
 
     async def fork(self, sandbox_id: str, count: int, timeout: int | None) -> list[ForkResult]:
@@ -219,7 +191,7 @@ class ApiClient:
         body: Wire = {"count": count}
         if timeout is not None:
             body["timeout"] = timeout
-        answer, _ = await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/fork", body)
+        answer, _ = await self.request("POST", f"/sandboxes/{segment(sandbox_id)}/fork", body)
         return [
             ForkResult(Sandbox.parse(item["sandbox"]), None)
             if item.get("sandbox")
@@ -231,43 +203,41 @@ class ApiClient:
         """Keep a sandbox's present state as something to start from."""
         body = {} if name is None else {"name": name}
         return SnapshotInfo.parse(
-            await self._object("POST", f"/sandboxes/{_segment(sandbox_id)}/snapshots", body)
+            await self.request_object("POST", f"/sandboxes/{segment(sandbox_id)}/snapshots", body)
         )
 
     async def roll_back(self, sandbox_id: str, snapshot: str) -> None:
         """Put a running sandbox back to one of its snapshots."""
-        await self._request("POST", f"/sandboxes/{_segment(sandbox_id)}/rollback", {"snapshotID": snapshot})
+        await self.request("POST", f"/sandboxes/{segment(sandbox_id)}/rollback", {"snapshotID": snapshot})
 
     async def snapshots(self, sandbox_id: str | None) -> list[SnapshotInfo]:
         """All snapshots, or those of one sandbox."""
         query = {"sandboxID": sandbox_id} if sandbox_id else {}
-        return [SnapshotInfo.parse(item) for item in await self._pages("/snapshots", query)]
+        return [SnapshotInfo.parse(item) for item in await self.pages("/snapshots", query)]
 
     async def delete_template(self, name: str) -> None:
         """Remove a template or a snapshot."""
-        await self._request("DELETE", f"/templates/{_segment(name)}")
+        await self.request("DELETE", f"/templates/{segment(name)}")
 
-    async def templates(self) -> list[TemplateInfo]:
-        """All templates."""
-        return [TemplateInfo.parse(item) for item in await self._pages("/v2/templates", {})]
-
-    async def _pages(self, path: str, query: Mapping[str, str]) -> list[Wire]:
+    async def pages(self, path: str, query: Mapping[str, str]) -> list[Wire]:
+        """All items of a list that comes in pages."""
         items: list[Wire] = []
         token: str | None = None
         while True:
             asked = {**query, "nextToken": token} if token else dict(query)
-            page, token = await self._request("GET", path, query=asked)
+            page, token = await self.request("GET", path, query=asked)
             items.extend(page)
             if not token:
                 return items
 
-    async def _object(self, method: str, path: str, body: Wire | None = None) -> Wire:
-        answer, _ = await self._request(method, path, body)
+    async def request_object(self, method: str, path: str, body: Wire | None = None) -> Wire:
+        """The answer's JSON, which must be an object."""
+        answer, _ = await self.request(method, path, body)
         if not isinstance(answer, dict):
             raise ApiError(500, f"{method} {path}: the server's answer isn't a JSON object", path=path)
         return answer
 
-    async def _request(
+    async def request(
         self, method: str, path: str, body: Wire | None = None, query: Mapping[str, str] | None = None
     ) -> tuple[Any, str | None]:
         """The answer's JSON (None if it has no body) and the token of the next page."""
@@ -290,7 +260,8 @@ class ApiClient:
             raise UnreachableError(url, f"it doesn't answer as an AgentENV server ({error})") from error
 
 
-def _segment(text: str) -> str:
+def segment(text: str) -> str:
+    """`text` as one segment of a path."""
     return quote(text, safe="")
 
 

@@ -51,7 +51,7 @@ COMMANDS = {
     "rm": Lazy("sandboxes", "rm", "Delete sandboxes."),
     "delete": Lazy("sandboxes", "rm", "Same as rm.", hidden=True),
     "snapshot": Lazy("snapshots", "app", "Keep states to start from."),
-    "template": Lazy("templates", "app", "See what sandboxes can be started from."),
+    "template": Lazy("templates", "app", "See and change what sandboxes can be started from."),
     "auth": Lazy("auth", "auth", "Store a server's URL and API key."),
     "server": Lazy("server", "server", "Run the server on this machine.", settings=_RAW),
     "certs": Lazy("certs", "certs", "Make or renew the certificates of this machine's server."),

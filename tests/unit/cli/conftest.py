@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
 from aenv.guest.client import EnvdClient
+from tests.unit.api.support import Server, fake_settings, running
 from tests.unit.cli.support import Cli, ControlPlane
 from tests.unit.guest.support import envd_binary, envd_url
 
@@ -38,3 +40,18 @@ def cli(control: ControlPlane, tmp_path: Path) -> Cli:
     home = tmp_path / "home"
     home.mkdir()
     return Cli(control.url, home)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    """A whole server on the fake runtime; the tests of a module share it."""
+    async with running(fake_settings(tmp_path_factory.mktemp("home"), hot_vms=0)) as started:
+        yield started
+
+
+@pytest.fixture
+def aenv(server: Server, tmp_path: Path) -> Cli:
+    """The command, set to that server."""
+    home = tmp_path / "home"
+    home.mkdir()
+    return Cli(server.url, home, server.key)
