@@ -85,6 +85,18 @@ def test_the_clock_of_a_sandbox_is_right_though_it_stood_still_for_snapshots(
     assert late < 0.3
 
 
+def test_a_root_file_system_that_was_left_frozen_keeps_no_child_from_its_name(parent: Any) -> None:
+    try:
+        parent.commands.run("fsfreeze -f /", user="root")
+        (child,) = parent.fork(count=1)
+        try:
+            assert _run(child, "hostname; echo kept > ~/kept; cat ~/kept") == f"{child.sandbox_id}\nkept"
+        finally:
+            child.kill()
+    finally:
+        parent.commands.run("fsfreeze -u /", user="root")
+
+
 def test_a_hook_lets_a_process_that_was_copied_draw_other_numbers(parent: Any) -> None:
     children = parent.fork(count=3)
     try:

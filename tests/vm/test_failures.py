@@ -161,6 +161,30 @@ async def test_what_a_hung_vmm_was_told_to_do_is_undone(
     await lab.capture(instance)
 
 
+async def test_a_hung_vmm_that_seals_its_disk_late_can_be_captured_again(
+    lab: Lab, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    instance = await lab.restore(prepared.captures[1])
+    await instance.thaw()
+    await lab.ask(instance, "PUT", "/file/one", b"1" * 100_000)
+    await instance.prepare()
+    await instance.freeze()
+    os.kill(instance.pid, signal.SIGSTOP)
+    with monkeypatch.context() as hasty:
+        hasty.setattr("aenv.runtimes.qemu.monitor._COMMAND_TIMEOUT", 0.2)
+        with pytest.raises(VmmUnresponsive):
+            await instance.capture(tmp_path, memory=False)
+    os.kill(instance.pid, signal.SIGCONT)
+    await instance.thaw()
+    await lab.ask(instance, "PUT", "/file/two", b"2" * 100_000)
+    capture = await lab.capture(instance)
+    await lab.end(instance)
+    again = await lab.restore(capture)
+    await again.thaw()
+    assert await lab.ask(again, "GET", "/file/one") == b"1" * 100_000
+    assert await lab.ask(again, "GET", "/file/two") == b"2" * 100_000
+
+
 async def test_an_instance_goes_on_after_a_capture_onto_a_full_disk(lab: Lab, prepared: Prepared) -> None:
     instance = await lab.restore(prepared.captures[1])
     await instance.thaw()

@@ -108,6 +108,13 @@ func (r *initRequest) validate() error {
 // apply does what the request says, in the order that keeps two restores of one snapshot from being twins.
 // The caller holds capture.
 func (s *Server) apply(r *http.Request, req *initRequest) error {
+	if s.captured {
+		// Whoever was root in what was captured may have left it frozen, and the name is about to be written there.
+		if err := s.guest.ThawDisk(); err != nil {
+			return err
+		}
+		s.synced = false
+	}
 	if err := s.prepare(req); err != nil {
 		return err
 	}

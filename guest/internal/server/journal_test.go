@@ -131,7 +131,7 @@ func TestARehearsalGivesNoIdentityAndLetsNothingRun(t *testing.T) {
 	f.expect(204, "POST", "/freeze", "")
 	before := len(f.kernel.calls)
 	f.expect(204, "POST", "/warm", `{"sandboxId":"warm","accessToken":"warm","hostname":"four"}`)
-	want := []string{"hostname aaaa", "rehearse thaw", "hostname bbbb", "rehearse thaw", "freeze"}
+	want := []string{"thaw disk", "hostname aaaa", "rehearse thaw", "thaw disk", "hostname bbbb", "rehearse thaw", "freeze"}
 	if got := f.kernel.calls[before:]; !slices.Equal(got, want) {
 		t.Error(got)
 	}

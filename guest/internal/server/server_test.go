@@ -158,7 +158,7 @@ func TestInitAfterACaptureKeepsTheOrder(t *testing.T) {
 	f.expect(204, "POST", "/freeze", "", "X-Access-Token", "old")
 	f.expect(204, "POST", "/init", `{"timestamp":"2050-01-02T03:04:05.000000006Z","sandboxId":"i1","hostname":"i1","accessToken":"new",
 		"entropy":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}`)
-	if want := []string{"freeze", "clock", "entropy", "hostname i1", "hooks for i1", "thaw"}; !slices.Equal(f.kernel.calls, want) {
+	if want := []string{"freeze", "thaw disk", "clock", "entropy", "hostname i1", "hooks for i1", "thaw"}; !slices.Equal(f.kernel.calls, want) {
 		t.Fatal(f.kernel.calls)
 	}
 	if !f.kernel.clock.Equal(time.Date(2050, 1, 2, 3, 4, 5, 6, time.UTC)) {

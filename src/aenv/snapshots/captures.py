@@ -186,7 +186,10 @@ class Captures:
         for path in paths:
             if not path.is_relative_to(self._folder):
                 continue  # a root file system image: it belongs to the images folder
-            path.unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)  # nothing of ours, so no record names it
+            else:
+                path.unlink(missing_ok=True)
             try:
                 path.parent.rmdir()
             except OSError:

@@ -14,7 +14,7 @@ import structlog
 from aenv.disks.chain import chain, fresh_overlay, read_chain, root_over, sealed_chain, sealed_overlay
 from aenv.disks.merge import merge
 from aenv.disks.qcow2 import create_overlay
-from aenv.errors import RuntimeFailure
+from aenv.errors import RuntimeFailure, VmmUnresponsive
 from aenv.runtimes.qemu.compaction import Workshop, overlays_to_merge
 from aenv.runtimes.qemu.layers import DiskLayers
 from aenv.runtimes.qemu.process import VmProcess
@@ -58,6 +58,8 @@ class InstanceDisk:
         self._made = 0
         self._top = Overlay("", Path())
         self._next: Overlay | None = None
+        self._unsure = False
+        """Whether QEMU, which didn't answer in time, may have put the next overlay on top all the same."""
 
     @classmethod
     async def adopt(cls, process: VmProcess, folder: Path, size: int) -> InstanceDisk:
@@ -65,9 +67,7 @@ class InstanceDisk:
 
         Raises RuntimeFailure, LookupError, OSError.
         """
-        stats: Any = await process.execute("query-blockstats")
-        nodes: Any = await process.execute("query-named-block-nodes", {"flat": True})
-        found = read_chain(stats, nodes)
+        found = await _chain(process)
         own = [Overlay(node, path) for node, path in found.items() if path.parent == folder]
         base, *overlays = reversed([path for path in found.values() if path.parent != folder])
         if not own:
@@ -155,6 +155,7 @@ class InstanceDisk:
         await finish(self._exchange(process, merged))
 
     async def _exchange(self, process: VmProcess, merged: Merged) -> None:
+        await self._make_sure(process)
         inherited = self.inherited.overlays
         first, last = (max(0, end - len(inherited)) for end in (merged.start, merged.end))
         kept, gone, above = self._sealed[:first], self._sealed[first:last], self._sealed[last:]
@@ -183,6 +184,7 @@ class InstanceDisk:
         return {**fresh_overlay(self._top.node, self._top.path), "backing": below}
 
     async def _prepare(self, process: VmProcess) -> None:
+        await self._make_sure(process)
         if self._next is not None:
             return
         overlay = self._new_name()
@@ -197,9 +199,25 @@ class InstanceDisk:
     async def _seal(self, process: VmProcess) -> None:
         await self._prepare(process)
         assert self._next is not None  # noqa: S101 - just prepared
-        await process.execute("blockdev-snapshot", {"node": self._top.node, "overlay": self._next.node})
+        try:
+            await process.execute("blockdev-snapshot", {"node": self._top.node, "overlay": self._next.node})
+        except VmmUnresponsive:
+            self._unsure = True
+            raise
+        self._put_on_top(self._next)
+
+    async def _make_sure(self, process: VmProcess) -> None:
+        """Find out whether the last seal, which QEMU didn't answer in time, was done later."""
+        if not self._unsure:
+            return
+        top = next(iter(await _chain(process)))
+        if self._next is not None and self._next.node == top:
+            self._put_on_top(self._next)
+        self._unsure = False
+
+    def _put_on_top(self, overlay: Overlay) -> None:
         self._sealed.append(self._top)
-        self._top, self._next = self._next, None
+        self._top, self._next = overlay, None
 
     def _new_name(self) -> Overlay:
         self._made += 1
@@ -208,6 +226,13 @@ class InstanceDisk:
 
     def _path(self, number: int) -> Path:
         return self._folder / f"disk-{number}.qcow2"
+
+
+async def _chain(process: VmProcess) -> dict[str, Path]:
+    """The disk's nodes as QEMU has them, the topmost first; see `read_chain`. Raises RuntimeFailure."""
+    stats: Any = await process.execute("query-blockstats")
+    nodes: Any = await process.execute("query-named-block-nodes", {"flat": True})
+    return read_chain(stats, nodes)
 
 
 async def _forget(process: VmProcess, node: str) -> bool:

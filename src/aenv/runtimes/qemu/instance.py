@@ -101,6 +101,8 @@ class QemuInstance:
                 raise RuntimeFailure("a capture needs a frozen instance")
             try:
                 return await self._capture(folder, thaw=thaw, memory=memory)
+            except VmmUnresponsive:
+                raise
             except (OSError, RuntimeFailure) as error:
                 self._process.check()
                 raise write_failure(

@@ -62,11 +62,13 @@ class Monitor:
         self._client.register_listener(EventListener(event_filter=self._take))
 
     async def connect(self, folder: Path) -> None:
-        """Connect to the socket in `folder` and negotiate. Raises RuntimeFailure."""
+        """Connect to the socket in `folder` and negotiate. Raises RuntimeFailure; VmmUnresponsive after 30 s."""
         try:
             with _short_path(folder) as path:
                 async with asyncio.timeout(_CONNECT_TIMEOUT):
                     await self._client.connect(path)
+        except TimeoutError as error:
+            raise VmmUnresponsive(f"QEMU's monitor didn't answer for {_CONNECT_TIMEOUT:.0f} s") from error
         except (QMPError, OSError, EOFError) as error:
             raise RuntimeFailure(f"QEMU's monitor doesn't answer: {error}") from error
 
