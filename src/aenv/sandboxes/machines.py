@@ -144,8 +144,11 @@ class Machines:
             raise
         return machine
 
-    async def boot(self, spec: BootSpec) -> Machine:
-        """Boot and wait for the agent. Raises GuestUnresponsive, or RuntimeFailure if the VM ends before."""
+    async def boot(self, spec: BootSpec, *, patience: float = BOOT_TIMEOUT) -> Machine:
+        """Boot and wait for the agent, at most `patience` seconds.
+
+        Raises GuestUnresponsive, or RuntimeFailure if the VM ends before.
+        """
         place = await self._place()
         try:
             instance = await self._runtime.boot(spec, place)
@@ -154,7 +157,7 @@ class Machines:
             raise
         machine = self._machine(place, instance)
         try:
-            await _answers(machine)
+            await _answers(machine, patience)
         except BaseException:
             await finish(self.destroy(machine))
             raise
@@ -201,9 +204,9 @@ async def unless_full(machine: Machine, asked: Coroutine[Any, Any, None]) -> Non
             await cancel(answer, full)
 
 
-async def _answers(machine: Machine) -> None:
+async def _answers(machine: Machine, patience: float) -> None:
     """Wait for the agent of a booting VM, or for the VM's end: its disk may hold no system any more."""
-    healthy = asyncio.ensure_future(machine.guest.wait_healthy(BOOT_TIMEOUT))
+    healthy = asyncio.ensure_future(machine.guest.wait_healthy(patience))
     try:
         waited: set[asyncio.Future[Any]] = {healthy, machine.instance.ended}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)

@@ -149,12 +149,15 @@ class Starter:
         self._costs.note(kind, loaded, machine.memory().private)
         return machine
 
-    async def boot(self, spec: BootSpec, *, group: str) -> Machine:
-        """A booted machine that is no sandbox's. Raises Overloaded as `start` does."""
+    async def boot(self, spec: BootSpec, *, group: str, patience: float) -> Machine:
+        """A booted machine that is no sandbox's; its agent has `patience` seconds to answer.
+
+        Raises Overloaded as `start` does.
+        """
         guest = spec.resources.memory_mib
         need = self._costs.expected(f"boot {guest}", 0, guest << 20)
         async with self._turns.turn(group), self.spares.room(need):
-            return await self._machines.boot(spec)
+            return await self._machines.boot(spec, patience=patience)
 
     async def restore(self, capture: Capture, *, group: str) -> Machine:
         """A frozen machine in a captured state, and no sandbox's. Raises Overloaded as `start` does."""

@@ -5,22 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
-from aenv.errors import LimitReached, Overloaded
+import structlog
+
+from aenv.errors import LimitReached, Overloaded, PauseRefused
 from aenv.guest.client import InitRequest
 from aenv.runtimes.base import BootSpec, Capture, Resources
+from aenv.sandboxes import capturing
+from aenv.sandboxes.capturing import Captured
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.machines import Machine
 from aenv.tasks import finish
 from aenv.templates.build_log import BuildLog
+from aenv.templates.commands import while_alive
 from aenv.templates.context import Context
 
-T = TypeVar("T")
+log = structlog.get_logger()
 
 GROUP = "build"
 """Starts of builds wait behind each other, and take turns with others."""
+
+PATIENCE = 180.0
+"""Seconds that a guest has to answer outside of a step. Nobody waits for a build as for a sandbox, and under
+emulation on a busy host everything takes its time."""
+
+CAPTURE_ATTEMPTS = 5
+"""How often a guest is asked to be still for a capture."""
 
 RETRY_SECONDS = 5.0
 """When a start that there was no room for is tried again, if the refusal doesn't say."""
@@ -29,11 +42,11 @@ RETRY_SECONDS = 5.0
 class Bench:
     """An async context manager at whose end there is no machine."""
 
-    def __init__(self, core: Core, name: str, log: BuildLog) -> None:
+    def __init__(self, core: Core, name: str, build_log: BuildLog) -> None:
         self.machine: Machine | None = None
         self._core = core
         self._name = name
-        self._log = log
+        self._log = build_log
         self._room = ExitStack()
 
     async def __aenter__(self) -> Self:
@@ -46,23 +59,65 @@ class Bench:
 
     async def boot(self, disk: Capture, resources: Resources, context: Context) -> Machine:
         """Boot a machine of this size from a disk, in the place of the one there was."""
-        spec = BootSpec(disk, resources)
-        machine = await self._place(resources, lambda: self._core.starter.boot(spec, group=GROUP))
-        await machine.guest.init(
-            InitRequest(
-                sandbox_id=self._name,
-                template_id=self._name,
-                env_vars=context.env,
-                hostname="build",
-                default_user=context.user,
-                default_workdir=context.workdir,
-            )
+        spec, starter = BootSpec(disk, resources), self._core.starter
+        machine = await self._place(resources, lambda: starter.boot(spec, group=GROUP, patience=PATIENCE))
+        identity = InitRequest(
+            sandbox_id=self._name,
+            template_id=self._name,
+            env_vars=context.env,
+            hostname="build",
+            default_user=context.user,
+            default_workdir=context.workdir,
         )
+        await while_alive(machine, machine.guest.init(identity, timeout=PATIENCE))
         return machine
 
-    async def restore(self, capture: Capture) -> Machine:
-        """A frozen machine in a captured state, in the place of the one there was."""
-        return await self._place(capture.resources, lambda: self._core.starter.restore(capture, group=GROUP))
+    async def settle(self, capture: Capture, folder: Path) -> Capture:
+        """The disk of a captured state, written to `folder`, with what so far only its memory has of it.
+
+        Its processes run for a moment, as the agent knows nobody's word before it has an identity. There is
+        no machine then.
+        """
+        starter = self._core.starter
+        machine = await self._place(capture.resources, lambda: starter.restore(capture, group=GROUP))
+        await machine.instance.thaw()
+        nobody = InitRequest(sandbox_id=self._name, template_id=self._name, access_token="")
+        await while_alive(machine, machine.guest.wait_healthy(PATIENCE))
+        await while_alive(machine, machine.guest.init(nobody, timeout=PATIENCE))
+        await while_alive(machine, _write_out(machine))
+        await machine.instance.freeze()
+        disk = await machine.instance.capture(folder, memory=False)
+        await self.clear()
+        return disk
+
+    async def capture_disk(self) -> Captured:
+        """The disk of the machine, which goes on."""
+        return await self._capture(
+            lambda machine: capturing.take_in_passing(machine, self._core.captures, memory=False)
+        )
+
+    async def capture(self) -> Captured:
+        """The machine, which stands still then, with all it has on its disk: it can be booted from, too."""
+
+        async def take(machine: Machine) -> Captured:
+            await while_alive(machine, _write_out(machine))
+            await machine.guest.unfreeze(timeout=PATIENCE)
+            await machine.instance.compact()
+            return await capturing.take(machine, self._core.captures, memory=True, require_healthy_guest=True)
+
+        return await self._capture(take)
+
+    async def _capture(self, take: Callable[[Machine], Awaitable[Captured]]) -> Captured:
+        """Capture when the guest is ready for it: on a busy host it may not be at once."""
+        machine = self.machine
+        assert machine is not None  # noqa: S101 -- who captures has booted one
+        for _ in range(CAPTURE_ATTEMPTS - 1):
+            try:
+                return await take(machine)
+            except PauseRefused as error:
+                log.info("the guest of a build isn't ready for a capture yet", reason=error.message)
+                await capturing.release(machine)
+        return await take(machine)
 
     async def clear(self) -> None:
         """End the machine, if there is one."""
@@ -89,3 +144,8 @@ class Bench:
                 await asyncio.sleep(error.retry_after or RETRY_SECONDS)
             else:
                 return self.machine
+
+
+async def _write_out(machine: Machine) -> None:
+    """Have the guest put all that it has written on its disk, which then stays as it is."""
+    await machine.guest.sync(timeout=PATIENCE)

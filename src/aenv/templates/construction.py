@@ -12,18 +12,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
 from aenv.errors import AenvError, RuntimeFailure
-from aenv.guest.errors import GuestError
 from aenv.images.models import Credentials
 from aenv.images.service import ImageService
 from aenv.runtimes.base import Capture, Resources
-from aenv.sandboxes import capturing
 from aenv.sandboxes.core import Core
-from aenv.sandboxes.machines import SYNC_TIMEOUT, Machine
+from aenv.sandboxes.machines import Machine
 from aenv.sandboxes.models import Build, Defaults
 from aenv.snapshots.disk_cache import DiskCache, key_over
 from aenv.tasks import finish
@@ -183,16 +180,7 @@ class Construction:
             self._log.say(f"the parent's disk is used as it is: {error.message}", level="warn")
             return capture
 
-        async def make(folder: Path) -> Capture:
-            machine = await self._bench.restore(capture)
-            await machine.instance.thaw()
-            await while_alive(machine, machine.guest.sync(timeout=SYNC_TIMEOUT))
-            await machine.instance.freeze()
-            disk = await machine.instance.capture(folder, memory=False)
-            await self._bench.clear()
-            return disk
-
-        return await self._tools.cache.obtain(key, make)
+        return await self._tools.cache.obtain(key, lambda folder: self._bench.settle(capture, folder))
 
     # The steps
 
@@ -234,7 +222,7 @@ class Construction:
         machine = self._bench.machine or await self._bench.boot(stage.disk, resources, stage.context)
         executor = Executor(machine, self._tools.uploads, self._log)
         await executor.do(step, stage.context, prefix=prefix, number=str(number))
-        captured = await capturing.take_in_passing(machine, self._core.captures, memory=False)
+        captured = await self._bench.capture_disk()
         await cache.put(key, captured.id, captured.capture)
         self._log.say(f"{prefix} done in {time.monotonic() - began:.1f} s", step=str(number), level="debug")
         return captured.capture
@@ -274,7 +262,7 @@ class Construction:
                 await while_alive(machine, machine.guest.grow())
             await while_alive(machine, self._start(machine, context, ready))
             self._log.say("taking the template's snapshot", step=FINAL_STEP)
-            captured = await self._capture(machine)
+            captured = await self._bench.capture()
             try:
                 await self._bench.clear()
                 await core.captures.sync(captured.capture)
@@ -337,16 +325,6 @@ class Construction:
                 _check_running(ended)
         except TimeoutError as error:
             raise StepFailed(f"not ready after {READY_SECONDS:g} s: {ready}") from error
-
-    async def _capture(self, machine: Machine) -> capturing.Captured:
-        """The machine with all it has on its disk, so that it can also be booted from."""
-        try:
-            await machine.guest.sync(timeout=SYNC_TIMEOUT)
-            await machine.guest.unfreeze()
-        except GuestError as error:
-            raise StepFailed(f"the guest can't write to its disk: {error.message}") from error
-        await machine.instance.compact()
-        return await capturing.take(machine, self._core.captures, memory=True, require_healthy_guest=True)
 
 
 class _Ended(Exception):
