@@ -19,7 +19,7 @@ CHILDREN = 16
 NAME = f"fork{CHILDREN}"
 _SEEN = f"{NAME}_seen"
 _BARE_VMS = 2
-"""Spare VMM processes, on both sides of the comparison: what a server has unless it is told otherwise."""
+"""Spare VMM processes, on both sides of the comparison: what a server keeps while little is asked of it."""
 
 
 async def measure(report: Report, home: Path, pace: Pace) -> None:
