@@ -34,9 +34,7 @@ CAPTURED = Counter(
     ["content"],
     registry=None,  # one process may hold several servers, each with its own registry
 )
-
-CONTENTS = ("memory", "device", "disk")
-"""Values of the label `content`: how the roles of layers begin."""
+"""`content` is how the roles of layers begin: `memory`, `device` or `disk`."""
 
 _UNUSED = """
 SELECT id FROM captures WHERE id NOT IN (SELECT capture_id FROM sandboxes WHERE state != 'lost')

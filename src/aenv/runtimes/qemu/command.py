@@ -15,6 +15,8 @@ from aenv.runtimes.base import Resources
 _SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _MACHINE: Final = "microvm,acpi=on,rtc=on,pcie=off,suppress-vmdesc=on,memory-backend=ram"
 CONSOLE_BYTES: Final = 65536
+"""So much of the serial console is kept, for who looks for a fault: `ringbuf-read` on QEMU's monitor."""
+
 TB_SIZE_MIB: Final = 48
 """Room for code that the emulator has translated. A restore, `/init` and a shell need 35 MiB of it: with
 less, QEMU throws everything away in the middle of a first command. What isn't used costs nothing.

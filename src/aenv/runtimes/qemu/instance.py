@@ -135,11 +135,6 @@ class QemuInstance:
         """Let go of the process and close all that belongs to it here."""
         await self._process.leave()
 
-    async def console(self) -> str:
-        """The end of what the guest's kernel and agent wrote to the serial console."""
-        answer = await self._process.execute("ringbuf-read", {"device": "console", "size": 65536})
-        return str(answer)
-
     async def _exchange(self, merged: Merged) -> None:
         async with self._busy:
             await self._disk.exchange(self._process, merged)
