@@ -135,9 +135,9 @@ class Branching:
 
     async def _child(self, child: Sandbox, parent_id: str, meeting: Meeting) -> Sandbox | AenvError:
         try:
-            with timings.operation("child"), meeting.attend() as together:
+            with timings.operation("child"), meeting.attend() as meet:
                 group = f"fork {parent_id}"
-                started = await self._creation.start(child, hot=False, group=group, together=together)
+                started = await self._creation.start(child, hot=False, group=group, together=meet)
         except AenvError as error:
             return error
         except Exception as error:  # noqa: BLE001 (its siblings run: the caller must hear of them)

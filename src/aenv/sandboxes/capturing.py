@@ -24,7 +24,6 @@ log = structlog.get_logger()
 _RETRY_SECONDS = 0.1
 """Rest before an agent that couldn't stop the user's processes is asked again."""
 
-
 _HEAD_START = 0.001
 """Seconds for the copying of memory to begin before what can be done beside it takes the interpreter."""
 

@@ -31,7 +31,6 @@ GUEST_TIMEOUT = 30.0
 FREEZE_TIMEOUT = 5.0
 """Seconds that a running guest has to freeze its processes before it counts as unresponsive."""
 
-
 SYNC_TIMEOUT = 50.0
 """Seconds that a guest has to write everything to its disk: less than an SDK waits for the answer."""
 

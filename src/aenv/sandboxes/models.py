@@ -18,10 +18,8 @@ from aenv.sandboxes.states import State
 ENVD_VERSION = "0.6.13"
 """The agent's interface version that SDKs see; gates features in them."""
 
-
 PORT_MARK = "${PORT}"
 """Stands for the sandbox's port in `maskRequestHost`, as in E2B."""
-
 
 PauseMode = Literal["full", "filesystem"]
 """What a pause keeps: memory and disk, or the disk alone, from which the sandbox is then rebooted."""

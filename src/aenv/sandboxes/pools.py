@@ -25,7 +25,7 @@ from aenv.tasks import finish
 log = structlog.get_logger()
 
 FLOOR = 2
-"""How many are kept of what is in little demand: one, and another for while that one is replaced."""
+"""How many are kept of what is in little demand: one, and another to have while that one is replaced."""
 
 TICK_SECONDS = 5.0
 """How often it is looked whether there are too many by now, or room for more."""

@@ -16,7 +16,7 @@ _SPARE = 2
 """The reserve is made again when so many times its size is free."""
 
 _SHORT = 4
-"""Less than this part of its size is too little for a pause beside what others write."""
+"""Less than its size divided by this is too little for a pause beside what others write."""
 
 
 class Reserve:

@@ -85,7 +85,7 @@ class SandboxService:
         vmms: dict[str, Sequence[Spare]] = {"running": core.live.machines(), **core.starter.spares.ready()}
 
         def measure() -> dict[str, MemoryUse]:
-            return {kind: _together(each.memory() for each in of_kind) for kind, of_kind in vmms.items()}
+            return {kind: _total(each.memory() for each in of_kind) for kind, of_kind in vmms.items()}
 
         memory = await asyncio.to_thread(measure)
         admitted, allowed = core.admission.used(), core.admission.limits
@@ -299,6 +299,6 @@ class SandboxService:
             unexpected.note("sandboxes", "a VM wasn't left well", error, sandbox=sandbox_id)
 
 
-def _together(uses: Iterable[MemoryUse]) -> MemoryUse:
+def _total(uses: Iterable[MemoryUse]) -> MemoryUse:
     every = list(uses)
     return MemoryUse(sum(use.private for use in every), sum(use.shared for use in every))

@@ -35,6 +35,7 @@ KINDS = 4
 """Of how many templates, and of how many memory bases, spare machines are kept."""
 
 Meet = Callable[[], Awaitable[None]]
+"""Returns when all that start together have come so far, or have failed."""
 
 REHEARSAL = InitRequest(sandbox_id="warm", template_id="warm", hostname=ids.new_sandbox_id())
 """The identity with which a hot VM rehearses being given one: the host name is as long as a real one."""
