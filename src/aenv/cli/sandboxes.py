@@ -166,7 +166,7 @@ def fork(
     ] = None,
     output: OutputOption = None,
 ) -> None:
-    """Make independent copies of a running sandbox, memory and disk. It runs on itself.
+    """Make independent copies of a running sandbox, memory and disk; it runs on.
 
     Prints the ids of the copies, one a line.
 
