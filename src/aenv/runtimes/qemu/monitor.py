@@ -62,7 +62,7 @@ class Monitor:
         self._client.register_listener(EventListener(event_filter=self._take))
 
     async def connect(self, folder: Path) -> None:
-        """Connect to the socket in `folder` and negotiate. Raises RuntimeFailure; VmmUnresponsive after 30 s."""
+        """Connect to the socket in `folder` and negotiate. Raises RuntimeFailure, VmmUnresponsive (30 s)."""
         try:
             with _short_path(folder) as path:
                 async with asyncio.timeout(_CONNECT_TIMEOUT):
