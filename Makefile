@@ -25,7 +25,7 @@ test: setup ## the quick suite, set-up and checks included: ten minutes
 
 .PHONY: test-long
 test-long: setup ## the long suite: an hour at most
-	@scripts/test -m long --timeout=3000 tests
+	@scripts/test -n 2 --no-loadscope-reorder -m long --timeout=3000 --durations=15 tests
 	@scripts/fuzz
 
 .PHONY: fuzz
