@@ -152,6 +152,15 @@ async def test_a_slot_made_while_another_comes_back_is_not_one_too_many(
     assert len([name for name in namespaces.names() if f"-{TAG}-" in name]) == 2
 
 
+async def test_a_pool_that_keeps_none_gives_slots_all_the_same(make_pool: MakePool) -> None:
+    pool = make_pool(prepared=0, kept=None)
+    await pool.start()
+    async with asyncio.timeout(5):
+        slot = await pool.acquire()
+    await pool.release(slot)
+    assert [name for name in namespaces.names() if f"-{TAG}-" in name] == []
+
+
 async def test_returned_slots_beyond_what_is_kept_are_removed(make_pool: MakePool) -> None:
     pool = make_pool(kept=1)
     await pool.start()

@@ -227,14 +227,20 @@ class SlotPool:
 
     async def _recycle(self, slot: Slot) -> None:
         clean = await self._run(lambda: self._builder.wipe(slot))
-        await self._keep(slot, self._kept if clean else 0)
+        if clean:
+            await self._keep(slot, self._kept)
+        else:
+            await self._remove(slot)
         self._wanted.set()
 
     async def _keep(self, slot: Slot, most: int) -> None:
-        """Give a slot to who waits or keep it, unless `most` are idle; 0: it is of no use."""
-        if most and (self._waiting or len(self._idle) < most):
+        """Give a clean slot to who waits or keep it, unless `most` are idle."""
+        if self._waiting or len(self._idle) < most:
             self._offer(slot)
-            return
+        else:
+            await self._remove(slot)
+
+    async def _remove(self, slot: Slot) -> None:
         try:
             await self._run(lambda: self._builder.destroy(slot))
         except OSError as error:
