@@ -12,7 +12,7 @@ from aenv import __version__
 from aenv.api import errors, schema
 from aenv.api.auth import ApiKeys, RequireKey
 from aenv.api.metrics import Metered, Metrics
-from aenv.api.routes.builds import builds_router, uploads_router
+from aenv.api.routes.builds import build_control_router, builds_router, uploads_router
 from aenv.api.routes.health import health_router
 from aenv.api.routes.listing import listing_router
 from aenv.api.routes.metrics import metrics_router
@@ -94,6 +94,7 @@ def create_app(services: Services, auth: ApiKeys, settings: Settings) -> FastAPI
         tags_router(templates),
         templates_router(templates),
         builds_router(templates, services.builder),
+        build_control_router(services.builder),
         uploads_router(services.builder, services.uploads, UploadLinks(auth.key)),
         teams_router(auth.key),
         refused_router(),

@@ -13,10 +13,11 @@ from aenv.errors import InvalidRequest
 from aenv.guest.reports import Level
 from aenv.images.models import Aws, Credentials, Gcp, UserPassword
 from aenv.templates.build_log import BuildLogEntry
-from aenv.templates.construction import FromImage, FromTemplate, Plan
 from aenv.templates.jobs import Job, Reason, Size, Status
+from aenv.templates.layers import LayerProgress
 from aenv.templates.names import TEAM
-from aenv.templates.steps import MOST_STEPS, parse
+from aenv.templates.plan import FromArchive, FromImage, FromTemplate, Origin, Plan
+from aenv.templates.steps import MOST_STEPS, checked_hash, parse
 
 LAST_ENTRIES = 10
 """Log entries that come with the reason of a failure."""
@@ -32,6 +33,8 @@ class NewTemplate(RequestBody):
     cpu_count: int | None = Field(None, ge=1, le=32)
     memory_mb: int | None = Field(None, alias="memoryMB", ge=128, le=65536)
     min_free_disk_mb: int | None = Field(None, ge=0, le=1 << 20)
+    disk_size_mb: int | None = Field(None, alias="diskSizeMB", ge=64, le=1 << 20)
+    """Not E2B's."""
 
     @property
     def wanted_name(self) -> str:
@@ -44,7 +47,7 @@ class NewTemplate(RequestBody):
     @property
     def size(self) -> Size:
         """What was asked for."""
-        return Size(self.cpu_count, self.memory_mb, self.min_free_disk_mb or 0)
+        return Size(self.cpu_count, self.memory_mb, self.min_free_disk_mb or 0, self.disk_size_mb)
 
 
 class RequestedTemplate(ResponseBody):
@@ -112,6 +115,14 @@ class GcpLogin(RequestBody):
         return Gcp(self.service_account_json)
 
 
+class ImageArchive(RequestBody):
+    """An image in an archive that was uploaded, as files for COPY are. Not E2B's."""
+
+    files_hash: str
+    tag: str | None = Field(None, min_length=1, max_length=512)
+    root: bool = False
+
+
 class BuildStep(RequestBody):
     """One instruction. `force_upload` is the client's own business."""
 
@@ -127,6 +138,7 @@ class StartBuild(RequestBody):
 
     from_image: str | None = Field(None, min_length=1, max_length=512)
     from_template: str | None = Field(None, min_length=1, max_length=512)
+    from_archive: ImageArchive | None = None
     from_image_registry: (
         Annotated[RegistryLogin | AwsLogin | GcpLogin, Field(discriminator="type")] | None
     ) = None
@@ -154,14 +166,18 @@ class StartBuild(RequestBody):
             force=self.force or False,
         )
 
-    def _origin(self) -> FromTemplate | FromImage:
+    def _origin(self) -> Origin:
         login = self.from_image_registry
-        if self.from_template is not None and self.from_image is None and login is None:
-            return FromTemplate(self.from_template)
-        if self.from_image is not None and self.from_template is None:
-            return FromImage(self.from_image, None if login is None else login.credentials())
+        match self.from_template, self.from_image, self.from_archive:
+            case str(name), None, None if login is None:
+                return FromTemplate(name)
+            case None, str(reference), None:
+                return FromImage(reference, None if login is None else login.credentials())
+            case None, None, ImageArchive() as archive if login is None:
+                return FromArchive(checked_hash(archive.files_hash), archive.tag, archive.root)
         raise InvalidRequest(
-            "either fromTemplate or fromImage is needed, and fromImageRegistry only with fromImage"
+            "one of fromTemplate, fromImage and fromArchive is needed,"
+            " and fromImageRegistry only with fromImage"
         )
 
 
@@ -209,3 +225,39 @@ class BuildLogs(ResponseBody):
     """The log of a build."""
 
     logs: Sequence[LogEntry] = ()
+
+
+class BuildSummary(ResponseBody):
+    """One build, however it went. Not E2B's."""
+
+    build_id: str = Field(alias="buildID")
+    status: Status
+    tags: Sequence[str]
+    created_at: datetime
+    updated_at: datetime
+    reason: Omitted[str] = None
+
+    @classmethod
+    def of(cls, job: Job) -> BuildSummary:
+        """The answer that describes `job`."""
+        return cls(
+            build_id=job.id,
+            status=job.status,
+            tags=job.tags,
+            created_at=moment(job.created_at),
+            updated_at=moment(job.updated_at),
+            reason=None if job.reason is None else job.reason.message,
+        )
+
+
+class FetchedLayer(ResponseBody):
+    """How far a layer of the image is that a build begins with. Not E2B's."""
+
+    digest: str
+    done: int
+    total: int | None
+
+    @classmethod
+    def of(cls, layer: LayerProgress) -> FetchedLayer:
+        """The answer that describes `layer`."""
+        return cls(digest=layer.digest, done=layer.done, total=layer.total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -218,6 +218,23 @@ class ApiClient:
     async def delete_template(self, name: str) -> None:
         """Remove a template or a snapshot."""
         await self.request("DELETE", f"/templates/{segment(name)}")
+
+    async def put(self, url: str, content: AsyncIterable[bytes], size: int) -> None:
+        """Send `size` bytes to a link that the server gave out; it is signed and needs no key."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=TIMEOUT)
+        headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.put(URL(url, encoded=True), data=content, headers=headers) as response,
+            ):
+                text = await response.read()
+                if response.status >= 400:
+                    raise ApiError(response.status, _message(response.status, text), path="/uploads")
+        except TimeoutError as error:
+            raise UnreachableError(url.partition("?")[0], "no answer in time") from error
+        except aiohttp.ClientError as error:
+            raise UnreachableError(url.partition("?")[0], f"an upload broke off ({error})") from error
 
     async def pages(self, path: str, query: Mapping[str, str]) -> list[Wire]:
         """All items of a list that comes in pages."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, TypeVar
 
 import typer
 
 from aenv.cli.api import Wire
+from aenv.cli.build_display import BuildDisplay
+from aenv.cli.building import every_entry, follow
 from aenv.cli.context import api, run
 from aenv.cli.errors import usage
 from aenv.cli.options import Format, OutputOption, chosen_format
 from aenv.cli.output import local_time, print_fields, print_json, print_line, print_list
-from aenv.cli.template_api import TemplateApi, TemplateInfo
+from aenv.cli.telemetry import Level
+from aenv.cli.template_api import RequestedBuild, TemplateApi, TemplateInfo
 
 T = TypeVar("T")
 
@@ -57,6 +62,44 @@ def info(ctx: typer.Context, template: TemplateArgument, output: OutputOption = 
         *(("BUILD", _build_line(build)) for build in found.wire.get("builds", ())),
     ]
     print_fields(fields, found.wire, chosen_format(ctx, output))
+
+
+@app.command()
+def logs(
+    ctx: typer.Context,
+    template: TemplateArgument,
+    build: Annotated[
+        str | None, typer.Option("--build", metavar="ID", help="Which build; by default the newest.")
+    ] = None,
+    level: Annotated[Level, typer.Option(help="Only entries of this level and above.")] = Level.INFO,
+    output: OutputOption = None,
+) -> None:
+    """Show the log of a build: of one under way, to its end. Fails if the build did.
+
+    As JSON it is one object a line, of what is there now.
+
+    \b
+    aenv template logs my-app
+    """
+
+    async def work(known: TemplateApi) -> None:
+        chosen = build or await _newest_build(known, template)
+        found = RequestedBuild(template, chosen, template, (), {})
+        if chosen_format(ctx, output) is Format.JSON:
+            for entry in await every_entry(known, found, level):
+                print_line(json.dumps(entry, ensure_ascii=False))
+            return
+        with BuildDisplay(sys.stdout) as display:
+            await follow(known, display, found, level=level)
+
+    _with_templates(ctx, work)
+
+
+async def _newest_build(known: TemplateApi, template: str) -> str:
+    """Of a name with a tag, the build that has it."""
+    if ":" not in template and (builds := await known.builds(template)):
+        return str(builds[0]["buildID"])
+    return str((await known.info(template)).wire["buildID"])
 
 
 @app.command("rm")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from aenv.images.blobs import BlobStore
 from aenv.images.catalog import ImageCatalog
@@ -37,6 +38,10 @@ class ImageService:
         self._blobs = blobs
         self._converter = converter
         self._resources = resources
+
+    def local(self, path: Path, *, tag: str | None = None, is_root: bool = False) -> Source:
+        """The image in a file of this host; see `ImageCatalog.local`."""
+        return self._catalog.local(path, tag=tag, is_root=is_root)
 
     async def get(
         self,

@@ -23,13 +23,12 @@ from aenv.templates.construction import (
     FINAL_STEP,
     BuildFailed,
     Construction,
-    FromImage,
-    FromTemplate,
-    Plan,
     Tools,
 )
 from aenv.templates.jobs import Job, Reason, Size, Status
+from aenv.templates.layers import LayerProgress, Layers
 from aenv.templates.names import DEFAULT_TAG
+from aenv.templates.plan import FromImage, FromTemplate, Plan
 
 log = structlog.get_logger()
 
@@ -64,6 +63,8 @@ class Builder:
         """Of each build under way, its template."""
         self._why: dict[str, str] = {}
         """Why a build under way was cancelled."""
+        self._layers: dict[str, Layers] = {}
+        """Of each build under way."""
         self._closing = False
 
     async def settle(self) -> None:
@@ -135,29 +136,37 @@ class Builder:
         log.info("a template is being built", build=job.id, template=job.template_id)
         task = asyncio.ensure_future(self._build(job, plan))
         self._running[job.id], self._templates[job.id] = task, job.template_id
+        self._layers[job.id] = Layers()
         task.add_done_callback(lambda _done: self._forget(job.id))
 
     def _forget(self, build_id: str) -> None:
-        for known in (self._running, self._templates, self._why):
+        for known in (self._running, self._templates, self._why, self._layers):
             known.pop(build_id, None)
 
     async def check_template(self, name: str) -> None:
         """Raise TemplateNotFound unless there is such a template, perhaps without a build yet."""
 
-        def transaction(connection: sqlite3.Connection) -> None:
-            parsed = names.look_up(name)
-            if parsed is None or store.unbuilt(connection, parsed.alias) is None:
-                store.look_up(connection, name)
-
-        await self._database.run(transaction)
+        await self._database.run(lambda connection: _template_id(connection, name))
 
     async def find(self, template: str, build_id: str) -> Job:
         """A build and how it goes. Raises NotFound."""
         return await self._database.run(lambda c: jobs.find(c, template, build_id))
 
-    async def of_template(self, template_id: str) -> Sequence[Job]:
-        """What is known of the builds of a template, newest first."""
-        return await self._database.run(lambda c: jobs.of_template(c, template_id))
+    async def of_template(self, template: str) -> Sequence[Job]:
+        """What is known of the builds of a template, by its id or name, newest first.
+
+        Raises TemplateNotFound.
+        """
+
+        def transaction(connection: sqlite3.Connection) -> Sequence[Job]:
+            return jobs.of_template(connection, _template_id(connection, template))
+
+        return await self._database.run(transaction)
+
+    def layers(self, build_id: str) -> Sequence[LayerProgress]:
+        """How far the layers are that are fetched for a build under way; of any other, none."""
+        known = self._layers.get(build_id)
+        return () if known is None else known.now()
 
     async def log(self, build_id: str) -> Sequence[BuildLogEntry]:
         """The log of a build, so far."""
@@ -226,7 +235,7 @@ class Builder:
                 await self._record(job, build, capture)
 
             with self._tools.core.activity.operation():
-                await Construction(self._tools, job, plan, build_log).run(record)
+                await Construction(self._tools, job, plan, build_log, self._layers[job.id]).run(record)
         await self._tools.core.tidy()
 
     async def _record(self, job: Job, build: Build, capture: Capture | None) -> None:
@@ -259,3 +268,10 @@ class Builder:
     async def _forget_old(self) -> None:
         kept = await self._database.run(lambda c: jobs.forget_old(c, time.time()))
         await self._logs.forget_others(kept)
+
+
+def _template_id(connection: sqlite3.Connection, name: str) -> str:
+    """The id of a template, perhaps without a build yet. Raises TemplateNotFound."""
+    parsed = names.look_up(name)
+    unbuilt = None if parsed is None else store.unbuilt(connection, parsed.alias)
+    return unbuilt or store.look_up(connection, name).id

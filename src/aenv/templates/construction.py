@@ -18,6 +18,7 @@ import structlog
 from aenv.errors import AenvError, RuntimeFailure
 from aenv.images.models import Credentials
 from aenv.images.service import ImageService
+from aenv.images.sources import Source
 from aenv.runtimes.base import Capture, Resources
 from aenv.sandboxes.core import Core
 from aenv.sandboxes.machines import Machine
@@ -31,6 +32,8 @@ from aenv.templates.commands import Commands, Output, StepFailed, while_alive
 from aenv.templates.context import DEFAULT_USER, Context
 from aenv.templates.executor import Executor
 from aenv.templates.jobs import Job
+from aenv.templates.layers import Layers
+from aenv.templates.plan import FromArchive, FromImage, Plan
 from aenv.templates.steps import Step
 from aenv.templates.uploads import Uploads
 
@@ -49,33 +52,6 @@ DISK_STEP_MIB = 1024
 
 DEFAULT_READY_COMMAND = "sleep 20"
 """When there is a start command without one, as in E2B."""
-
-
-@dataclass(frozen=True)
-class FromTemplate:
-    """A template or snapshot of this node, perhaps at a tag."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class FromImage:
-    """A container image, and who pulls it."""
-
-    reference: str
-    credentials: Credentials | None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a build is to do."""
-
-    origin: FromTemplate | FromImage
-    steps: tuple[Step, ...] = ()
-    start_command: str | None = None
-    ready_command: str | None = None
-    force: bool = False
-    """Do all steps, though their results are cached."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +86,14 @@ class _Stage:
 class Construction:
     """One build. `run` makes it; nothing but cached disks is left of one that fails or is cancelled."""
 
-    def __init__(self, tools: Tools, job: Job, plan: Plan, build_log: BuildLog) -> None:
+    def __init__(self, tools: Tools, job: Job, plan: Plan, build_log: BuildLog, layers: Layers) -> None:
+        """`layers` hears how far those of the image are that the build begins with, if it does."""
         self._core = tools.core
         self._tools = tools
         self._job = job
         self._plan = plan
         self._log = build_log
+        self._layers = layers
         self._kept = ExitStack()
         self._forced = plan.force
         self._bench = Bench(tools.core, job.id, build_log)
@@ -138,7 +116,9 @@ class Construction:
     async def _origin(self) -> tuple[_Stage, Resources]:
         origin = self._plan.origin
         if isinstance(origin, FromImage):
-            return await self._from_image(origin)
+            return await self._from_image(origin.reference, origin.reference, origin.credentials)
+        if isinstance(origin, FromArchive):
+            return await self._from_archive(origin)
         self._log.say(f"FROM template {origin.name}", step=BASE_STEP)
         core, cache = self._core, self._tools.cache
         template = await core.database.run(lambda c: store.resolve(c, origin.name))
@@ -152,20 +132,38 @@ class Construction:
         context = Context(env=defaults.env, user=defaults.user or DEFAULT_USER, workdir=defaults.workdir)
         return _Stage(key, disk, context), self._sized(build.resources)
 
-    async def _from_image(self, origin: FromImage) -> tuple[_Stage, Resources]:
-        self._log.say(f"FROM {origin.reference}", step=BASE_STEP)
+    async def _from_archive(self, origin: FromArchive) -> tuple[_Stage, Resources]:
+        with self._tools.uploads.using(origin.files_hash) as path:
+            if not await self._tools.uploads.has(origin.files_hash):
+                raise StepFailed("the image's archive was not uploaded, or long ago: build again")
+            source = self._tools.images.local(path, tag=origin.tag, is_root=origin.is_root)
+            return await self._from_image("the uploaded archive", source, None)
+
+    async def _from_image(
+        self, what: str, image_or_name: str | Source, credentials: Credentials | None
+    ) -> tuple[_Stage, Resources]:
+        self._log.say(f"FROM {what}", step=BASE_STEP)
 
         def say(line: str) -> None:
             self._log.say(line, step=BASE_STEP)
 
-        image = await self._tools.images.get(origin.reference, origin.credentials, say, keep=self._kept)
+        image = await self._tools.images.get(
+            image_or_name,
+            credentials,
+            say,
+            keep=self._kept,
+            disk_mib=self._job.size.disk_mib,
+            progress=self._layers,
+        )
         config = image.config
         workdir = config.working_dir if config.working_dir not in {"", "/"} else None
-        context = Context(env=config.env, user=config.user or DEFAULT_USER, workdir=workdir)
+        context = Context(env=dict(config.env), user=config.user or DEFAULT_USER, workdir=workdir)
         return _Stage(image.key, image.capture, context), self._sized(image.capture.resources)
 
     def _sized(self, parent: Resources) -> Resources:
         size = self._job.size
+        if size.disk_mib is not None and size.disk_mib < parent.disk_mib:
+            raise StepFailed(f"the disk has {parent.disk_mib} MiB already, and can't be made smaller")
         return dataclasses.replace(
             parent,
             cpu_count=size.cpu_count or parent.cpu_count,
@@ -241,7 +239,7 @@ class Construction:
         plan, context, core = self._plan, stage.context, self._core
         ready = plan.ready_command or (DEFAULT_READY_COMMAND if plan.start_command else None)
         defaults = Defaults(context.env, context.user, context.workdir, plan.start_command, ready)
-        size = f"{resources!r} {self._job.size.min_free_disk_mib}"
+        size = f"{resources!r} {self._job.size.min_free_disk_mib} {self._job.size.disk_mib or 0}"
         what = (plan.start_command or "", ready or "", context.key(), size, self._tools.identity)
         key = key_over(stage.key, "template", *what)
         async with self._tools.cache.making(key):
@@ -277,14 +275,15 @@ class Construction:
                 raise
 
     async def _larger(self, machine: Machine, resources: Resources) -> Resources | None:
-        """The size with a disk that has the free space that was asked for; None if it has it already."""
+        """The size with a disk as large, and with as much free space, as was asked for; None if it is so."""
         metrics = await while_alive(machine, machine.guest.metrics())
         free = (metrics.disk_total - metrics.disk_used) >> 20
-        missing = self._job.size.min_free_disk_mib - free
-        if missing <= 0:
-            return None
+        missing = max(0, self._job.size.min_free_disk_mib - free)
         missing += missing // 32  # what the file system itself takes of it
         grown = resources.disk_mib + -(-missing // DISK_STEP_MIB) * DISK_STEP_MIB
+        grown = max(grown, self._job.size.disk_mib or 0)
+        if grown == resources.disk_mib:
+            return None
         self._log.say(f"the disk grows from {resources.disk_mib} to {grown} MiB", step=FINAL_STEP)
         return dataclasses.replace(resources, disk_mib=grown)
 

@@ -41,6 +41,7 @@ class Size:
     cpu_count: int | None = None
     memory_mib: int | None = None
     min_free_disk_mib: int = 0
+    disk_mib: int | None = None
 
 
 @dataclass(frozen=True)

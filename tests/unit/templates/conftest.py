@@ -15,8 +15,8 @@ import pytest
 from aenv.node import Node
 from aenv.runtimes.fake import FakeRuntime
 from aenv.sandboxes.models import CreateSandbox, Sandbox, Template
-from aenv.templates.construction import FromTemplate, Plan
 from aenv.templates.jobs import Job, Size
+from aenv.templates.plan import FromTemplate, Plan
 from aenv.templates.steps import parse
 from tests.unit.sandboxes.conftest import eventually, fake_settings
 

@@ -9,8 +9,8 @@ import pytest
 
 from aenv.errors import Conflict, NotFound, RuntimeFailure, TemplateNotFound
 from aenv.templates import construction, jobs
-from aenv.templates.construction import FromTemplate, Plan
 from aenv.templates.jobs import Size
+from aenv.templates.plan import FromTemplate, Plan
 from aenv.templates.steps import parse
 from tests.unit.sandboxes.conftest import eventually
 from tests.unit.templates.conftest import HASH, Builds

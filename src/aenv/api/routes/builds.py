@@ -11,7 +11,9 @@ from aenv.api.body import json_body
 from aenv.api.build_models import (
     BuildLogs,
     BuildStatus,
+    BuildSummary,
     FailureReason,
+    FetchedLayer,
     FileUpload,
     LogEntry,
     NewTemplate,
@@ -103,6 +105,26 @@ def builds_router(templates: Templates, builder: Builder) -> APIRouter:
         if build_id not in {build.id for build in builds}:
             raise NotFound(f"build {build_id!r} of template {name!r} was not found")
         return template.id
+
+    return router
+
+
+def build_control_router(builder: Builder) -> APIRouter:
+    """What E2B's API has no routes for: all builds of a template, how far one is, and its end."""
+    router = APIRouter()
+
+    @router.get("/templates/{name}/builds")
+    async def every(name: TemplateName) -> list[BuildSummary]:
+        return [BuildSummary.of(job) for job in await builder.of_template(name)]
+
+    @router.delete("/templates/{name}/builds/{build_id}", status_code=204, responses=failures(409))
+    async def cancel(name: TemplateName, build_id: str) -> None:
+        await builder.cancel(name, build_id)
+
+    @router.get("/templates/{name}/builds/{build_id}/layers")
+    async def layers(name: TemplateName, build_id: str) -> list[FetchedLayer]:
+        await builder.find(name, build_id)
+        return [FetchedLayer.of(layer) for layer in builder.layers(build_id)]
 
     return router
 
