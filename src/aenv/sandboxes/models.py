@@ -99,6 +99,8 @@ class Build:
     defaults: Defaults = field(default_factory=Defaults)
     key: str | None = None
     """What it was made from, if it was built from steps: the same again comes to the same."""
+    made_by: str | None = None
+    """The build whose capture it has, as nothing had changed since; None if it has its own."""
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,12 @@ class Bench:
 
     async def capture_disk(self) -> Captured:
         """The disk of the machine, which goes on."""
-        return await self._capture(
-            lambda machine: capturing.take_in_passing(machine, self._core.captures, memory=False)
-        )
+
+        async def take(machine: Machine) -> Captured:
+            await machine.instance.compact()  # each step adds a layer
+            return await capturing.take_in_passing(machine, self._core.captures, memory=False)
+
+        return await self._capture(take)
 
     async def capture(self) -> Captured:
         """The machine, which stands still then, with all it has on its disk: it can be booted from, too."""

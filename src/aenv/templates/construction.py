@@ -125,7 +125,7 @@ class Construction:
         build = template.build
         self._kept.enter_context(core.captures.kept(build.capture_id))
         capture = await core.captures.get(build.capture_id)
-        key = key_over("", "capture", build.capture_id)
+        key = key_over("", "build", build.made_by or build.id)
         self._kept.enter_context(cache.kept(key))
         disk = await self._settled(key, capture) if capture.memory else capture
         defaults = build.defaults
@@ -242,16 +242,20 @@ class Construction:
         size = f"{resources!r} {self._job.size.min_free_disk_mib} {self._job.size.disk_mib or 0}"
         what = (plan.start_command or "", ready or "", context.key(), size, self._tools.identity)
         key = key_over(stage.key, "template", *what)
+        built = Build(self._job.id, "", resources, time.time(), None, defaults, key)
         async with self._tools.cache.making(key):
             known = None if self._forced else await core.database.run(lambda c: store.by_key(c, key))
             if known is not None:
                 with core.captures.kept(known.capture_id):
                     if await self._is_whole(known.capture_id):
                         self._log.say("CACHED start", step=FINAL_STEP)
-                        build = Build(
-                            self._job.id, known.capture_id, known.resources, time.time(), None, defaults, key
+                        same = dataclasses.replace(
+                            built,
+                            capture_id=known.capture_id,
+                            resources=known.resources,
+                            made_by=known.made_by or known.id,
                         )
-                        await record(build, None)
+                        await record(same, None)
                         return
             machine = await self._bench.boot(stage.disk, resources, context)
             if larger := await self._larger(machine, resources):
@@ -267,7 +271,9 @@ class Construction:
             except BaseException:
                 await finish(core.captures.discard(captured.id))
                 raise
-            build = Build(self._job.id, captured.id, resources, time.time(), None, defaults, key)
+            build = dataclasses.replace(
+                built, capture_id=captured.id, resources=resources, created_at=time.time()
+            )
             try:
                 await record(build, captured.capture)
             except Exception:  # not if it is cancelled: it may be recorded

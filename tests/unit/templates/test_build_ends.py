@@ -82,7 +82,7 @@ async def test_ready_at_a_later_try(builds: Builds, monkeypatch: pytest.MonkeyPa
     async def waits() -> bool:
         return builds.runtime.commands.count("has up") > 2
 
-    await eventually(waits)
+    await eventually(waits, 30)
     for instance in builds.runtime.instances.values():
         instance.guest._unwritten["up"] = "1"
     assert (await builds.end(job)).status == "ready"
@@ -94,7 +94,7 @@ async def test_a_vm_that_dies(builds: Builds) -> None:
     async def hangs() -> bool:
         return "hang" in builds.runtime.commands
 
-    await eventually(hangs)
+    await eventually(hangs, 30)
     for instance in list(builds.runtime.instances.values()):
         instance.die("killed")
     ended = await builds.end(job)
@@ -118,7 +118,7 @@ async def test_a_full_disk_ends_a_build(builds: Builds) -> None:
     async def hangs() -> bool:
         return "hang" in builds.runtime.commands
 
-    await eventually(hangs)
+    await eventually(hangs, 30)
     for instance in builds.runtime.instances.values():
         instance.stall()
     ended = await builds.end(job)
@@ -132,7 +132,7 @@ async def test_cancel(builds: Builds) -> None:
     async def hangs() -> bool:
         return "hang" in builds.runtime.commands
 
-    await eventually(hangs)
+    await eventually(hangs, 30)
     await builds.node.builder.cancel("mine", job.id)
     assert not builds.runtime.instances
     ended = await builds.end(job)
@@ -153,18 +153,18 @@ async def test_deleting_a_template_cancels_its_builds(builds: Builds) -> None:
     async def hangs() -> bool:
         return "hang" in builds.runtime.commands
 
-    await eventually(hangs)
+    await eventually(hangs, 30)
     await builds.node.templates.delete("mine")
 
     async def gone() -> bool:
         return not builds.runtime.instances
 
-    await eventually(gone)
+    await eventually(gone, 30)
     with pytest.raises(NotFound):
         await builds.node.builder.find("mine", job.id)
     first = await builds.begin(["RUN", "hang"], name="unbuilt")
     await builds.node.templates.delete("unbuilt")
-    await eventually(gone)
+    await eventually(gone, 30)
     with pytest.raises(NotFound):
         await builds.node.builder.find("unbuilt", first.id)
 
@@ -190,7 +190,7 @@ async def test_a_few_at_a_time(builds: Builds) -> None:
     async def two() -> bool:
         return len(builds.runtime.commands) == 2
 
-    await eventually(two)
+    await eventually(two, 30)
     (waiting,) = [job for job in begun if not await _has_begun(builds, job.id)]
     assert "waiting: 2 other templates" in (await builds.log(waiting))[0]
     for job in begun:
@@ -207,7 +207,7 @@ async def test_a_build_waits_for_room(builds: Builds) -> None:
     async def waits() -> bool:
         return any("waiting for room" in line for line in await builds.log(job))
 
-    await eventually(waits)
+    await eventually(waits, 30)
     await builds.node.builder.cancel("mine", job.id)
 
 
@@ -217,7 +217,7 @@ async def test_a_build_counts_as_one_that_runs(builds: Builds) -> None:
     async def hangs() -> bool:
         return "hang" in builds.runtime.commands
 
-    await eventually(hangs)
+    await eventually(hangs, 30)
     admitted = (await builds.node.sandboxes.census()).admitted
     assert (admitted.cpus, admitted.memory_mib) == (3, 1000)
     await builds.node.builder.cancel("mine", job.id)
@@ -263,7 +263,7 @@ async def test_stop_ends_builds_and_the_next_server_says_so(builds: Builds) -> N
     async def hangs() -> bool:
         return "hang" in builds.runtime.commands
 
-    await eventually(hangs)
+    await eventually(hangs, 30)
     await builds.node.builder.close()
     ended = await builds.end(job)
     assert ended.reason is not None

@@ -116,6 +116,11 @@ async def test_a_template_as_parent_gives_what_it_has(builds: Builds) -> None:
     await builds.build(["ENV", "A", "1"], ["WORKDIR", "/srv"], ["USER", "bob"], name="parent")
     child = await builds.build(["ENV", "B", "$A"], ["RUN", "whoami && pwd"], parent="parent", name="child")
     assert child.build.defaults.env == {"A": "1", "B": "1"}
+    builds.runtime.commands.clear()
+    again = await builds.build(["ENV", "A", "1"], ["WORKDIR", "/srv"], ["USER", "bob"], name="parent")
+    assert again.build.made_by is not None
+    await builds.build(["ENV", "B", "$A"], ["RUN", "whoami && pwd"], parent="parent", name="child")
+    assert not builds.runtime.commands  # the parent was built again, but is the same
     assert (child.build.defaults.user, child.build.defaults.workdir) == ("bob", "/srv")
 
 
