@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aenv.errors import InvalidRequest
@@ -108,6 +108,7 @@ def test_a_long_name_is_not_repeated_in_full() -> None:
     assert len(refused.value.message) < 500
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=60) | st.text("abcAB01.:/@-_[]", max_size=60))
 def test_any_text_is_a_name_or_refused(text: str) -> None:
     try:
