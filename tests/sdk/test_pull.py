@@ -31,7 +31,9 @@ def cli(server: Server) -> Cli:
 def busybox() -> bytes:
     """A layer with a shell and what goes with it."""
     program = Path(shutil.which("busybox") or STATE / "busybox-static/bin/busybox").read_bytes()
-    links = [entry(f"bin/{name}", kind=b"2", link="busybox") for name in ("sh", "cat", "id", "pwd", "sleep")]
+    links = [
+        entry(f"bin/{name}", kind=b"2", link="busybox") for name in ("sh", "cat", "id", "ls", "pwd", "sleep")
+    ]
     return archive([entry("bin/busybox", program, mode=0o755), *links])
 
 

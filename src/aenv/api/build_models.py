@@ -131,6 +131,8 @@ class BuildStep(RequestBody):
     files_hash: str | None = None
     force: bool | None = None
     force_upload: bool | None = None
+    shell: Annotated[list[str], Field(max_length=20)] | None = None
+    """Of a RUN. Not E2B's."""
 
 
 class StartBuild(RequestBody):
@@ -139,6 +141,8 @@ class StartBuild(RequestBody):
     from_image: str | None = Field(None, min_length=1, max_length=512)
     from_template: str | None = Field(None, min_length=1, max_length=512)
     from_archive: ImageArchive | None = None
+    docker_defaults: bool | None = None
+    """Where an image says nothing, the user is root and the working directory `/`. Not E2B's."""
     from_image_registry: (
         Annotated[RegistryLogin | AwsLogin | GcpLogin, Field(discriminator="type")] | None
     ) = None
@@ -155,7 +159,9 @@ class StartBuild(RequestBody):
             if "\0" in (command or ""):
                 raise InvalidRequest(f"{name}: NUL characters aren't allowed")
         parsed = [
-            parse(each.type, each.args or [], each.files_hash, force=each.force or False)
+            parse(
+                each.type, each.args or [], each.files_hash, force=each.force or False, shell=each.shell or ()
+            )
             for each in self.steps or []
         ]
         return Plan(
@@ -163,6 +169,7 @@ class StartBuild(RequestBody):
             tuple(parsed),
             self.start_cmd or None,
             self.ready_cmd or None,
+            docker_defaults=self.docker_defaults or False,
             force=self.force or False,
         )
 

@@ -53,6 +53,7 @@ COMMANDS = {
     "snapshot": Lazy("snapshots", "app", "Keep states to start from."),
     "template": Lazy("templates", "app", "See and change what sandboxes can be started from."),
     "pull": Lazy("pull", "pull", "Make a template from a container image."),
+    "build": Lazy("build", "build", "Build a template from a Dockerfile."),
     "auth": Lazy("auth", "auth", "Store a server's URL and API key."),
     "server": Lazy("server", "server", "Run the server on this machine.", settings=_RAW),
     "certs": Lazy("certs", "certs", "Make or renew the certificates of this machine's server."),
@@ -128,6 +129,7 @@ def options(
     aenv cp ./data $id:/home/user/       copy a folder into it
     aenv fork $id -n 4                   four independent copies
     aenv pull python:3.12                a template from an image
+    aenv build ./my-app                  or from a Dockerfile
     aenv pause $id                       keep it, memory and all
     aenv rm $id                          delete it
     """

@@ -6,7 +6,7 @@ import asyncio
 import codecs
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -60,10 +60,16 @@ class Commands:
         self._machine = machine
 
     async def run(
-        self, command: str, context: Context, output: Output | None, *, user: str | None = None
+        self,
+        command: str,
+        context: Context,
+        output: Output | None,
+        *,
+        user: str | None = None,
+        shell: Sequence[str] = (),
     ) -> int:
-        """Run a command line to its end; its exit code, as a shell shows it."""
-        async with await self._start(command, context, user) as stream:
+        """Run a command line to its end, for a shell if one is given; its exit code, as a shell shows it."""
+        async with await self._start(command, context, user, shell) as stream:
             return await _follow(stream, output)
 
     @asynccontextmanager
@@ -79,20 +85,22 @@ class Commands:
                 with contextlib.suppress(AenvError):
                     await cancel(ended)
 
-    async def _start(self, command: str, context: Context, user: str | None) -> ProcessStream:
-        shell, options = await self._shell()
+    async def _start(
+        self, command: str, context: Context, user: str | None, shell: Sequence[str] = ()
+    ) -> ProcessStream:
+        program, *options = shell or await self._shell()
         return await self._machine.guest.processes.start(
-            shell,
+            program,
             [*options, command],
             envs=context.variables,
             cwd=context.workdir,
             user=user or context.user,
         )
 
-    async def _shell(self) -> tuple[str, tuple[str, ...]]:
+    async def _shell(self) -> Sequence[str]:
         for path, options in SHELLS.items():
             if await self._machine.guest.files.exists(path, user=ROOT) is not None:
-                return path, options
+                return (path, *options)
         raise StepFailed(f"the image has no shell ({' or '.join(SHELLS)}) to run a command")
 
 

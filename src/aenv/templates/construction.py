@@ -28,7 +28,7 @@ from aenv.tasks import finish
 from aenv.templates import store
 from aenv.templates.bench import Bench
 from aenv.templates.build_log import BuildLog
-from aenv.templates.commands import Commands, Output, StepFailed, while_alive
+from aenv.templates.commands import ROOT, Commands, Output, StepFailed, while_alive
 from aenv.templates.context import DEFAULT_USER, Context
 from aenv.templates.executor import Executor
 from aenv.templates.jobs import Job
@@ -156,8 +156,10 @@ class Construction:
             progress=self._layers,
         )
         config = image.config
-        workdir = config.working_dir if config.working_dir not in {"", "/"} else None
-        context = Context(env=dict(config.env), user=config.user or DEFAULT_USER, workdir=workdir)
+        as_docker = self._plan.docker_defaults
+        user = config.user or (ROOT if as_docker else DEFAULT_USER)
+        workdir = config.working_dir if config.working_dir not in {"", "/"} else "/" if as_docker else None
+        context = Context(env=dict(config.env), user=user, workdir=workdir)
         return _Stage(image.key, image.capture, context), self._sized(image.capture.resources)
 
     def _sized(self, parent: Resources) -> Resources:

@@ -41,9 +41,10 @@ class Executor:
     async def _do(self, step: Step, context: Context, prefix: str, number: str) -> None:
         after = step.after(context)
         match step.action:
-            case Run(command, user):
+            case Run(command, user, shell):
                 output = Output(self._log, prefix, number)
-                code = await Commands(self._machine).run(command, context, output, user=user)
+                commands = Commands(self._machine)
+                code = await commands.run(command, context, output, user=user, shell=shell)
                 if code != 0:
                     raise output.failure(str(step.action), code)
             case Copy():

@@ -45,5 +45,7 @@ class Plan:
     steps: tuple[Step, ...] = ()
     start_command: str | None = None
     ready_command: str | None = None
+    docker_defaults: bool = False
+    """Where an image says nothing, its user is root and its working directory `/`."""
     force: bool = False
     """Do all steps, though their results are cached."""

@@ -27,6 +27,8 @@ class Run:
 
     command: str
     user: str | None
+    shell: tuple[str, ...] = ()
+    """What the line is for, with its options; empty for the shell that the image has."""
 
     def __str__(self) -> str:
         return f"RUN {self.command}"
@@ -110,20 +112,27 @@ class Step:
             case Copy(source, destination, owner, mode, files_hash):
                 where = (source, context.path(destination), owner or context.user, mode or "")
                 return key_over(parent, "COPY", *where, files_hash)
-            case Run(command, user):
-                return key_over(parent, "RUN", command, user or "", context.key())
+            case Run(command, user, shell):
+                return key_over(parent, "RUN", command, user or "", context.key(), *shell)
         after = self.after(context)
         return key_over(parent, type(self.action).__name__, after.user, after.workdir or "")
 
 
-def parse(kind: str, args: Sequence[str], files_hash: str | None, *, force: bool) -> Step:
+def parse(
+    kind: str, args: Sequence[str], files_hash: str | None, *, force: bool, shell: Sequence[str] = ()
+) -> Step:
     """The step of a request. Raises InvalidRequest for what can't be one."""
     name = kind.upper()
     if name not in _KINDS:
         raise InvalidRequest(f"{kind!r} is no step that is supported: these are {', '.join(_KINDS)}")
-    if any("\0" in text for text in args):
+    if any("\0" in text for text in (*args, *shell)):
         raise InvalidRequest(f"{name}: NUL characters aren't allowed")
-    return Step(_action(name, args, files_hash), force)
+    action = _action(name, args, files_hash)
+    if isinstance(action, Run):
+        action = dataclasses.replace(action, shell=tuple(shell))
+    elif shell:
+        raise InvalidRequest(f"{name}: a shell is for RUN")
+    return Step(action, force)
 
 
 def _action(name: str, args: Sequence[str], files_hash: str | None) -> Action:

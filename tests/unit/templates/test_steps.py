@@ -34,6 +34,14 @@ def test_what_is_taken(kind: str, args: list[str], files_hash: str | None, actio
     assert parse(kind, args, files_hash, force=True) == Step(action, force=True)  # type: ignore[arg-type]
 
 
+def test_a_line_may_be_for_another_shell() -> None:
+    step = parse("RUN", ["make"], None, force=False, shell=["/bin/sh", "-ec"])  # noqa: S604 (no process)
+    assert step.action == Run("make", None, ("/bin/sh", "-ec"))
+    assert step.key("", Context()) != parse("RUN", ["make"], None, force=False).key("", Context())
+    with pytest.raises(InvalidRequest, match="a shell is for RUN"):
+        parse("USER", ["me"], None, force=False, shell=["/bin/sh"])  # noqa: S604 (no process)
+
+
 @pytest.mark.parametrize(
     ("kind", "args", "files_hash", "word"),
     [
