@@ -56,19 +56,25 @@ async def test_a_layout_with_several_images_is_sent_as_an_archive(aenv: Cli, tmp
 
 
 async def test_an_interrupt_cancels_the_build(aenv: Cli, server: Server, tmp_path: Path) -> None:
-    archive = root_archive(tmp_path / "slow.tar")
+    archive = tmp_path / "slow.tar"
+    archive.write_bytes(files({"etc/motd": b"not pulled before"}))
+    layers: list[dict[str, int]] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        process = await aenv.start("pull", archive, "--name", "slow", "--ready-cmd", "hang")
+        process = await aenv.start("pull", str(archive), "--name", "slow", "--ready-cmd", "hang")
         assert process.stderr is not None
         async with asyncio.timeout(60):
             while b"[ready]" not in await process.stderr.readline():
                 pass
+            build = (await server.request("GET", "/templates/slow/builds")).body[0]["buildID"]
+            layers += (await server.request("GET", f"/templates/slow/builds/{build}/layers")).body
             process.send_signal(number)
             said = await process.stderr.read()
             assert await process.wait() == 130
         assert b"cancelling the build" in said
         builds = (await server.request("GET", "/templates/slow/builds")).body
         assert (builds[0]["status"], builds[0]["reason"]) == ("error", "the build was cancelled")
+    (layer,) = layers  # the second build had it already
+    assert layer["done"] == layer["total"] == archive.stat().st_size
     logs = await aenv("template", "logs", "slow", "-o", "table")
     assert logs.code == 1
     assert "the build failed: the build was cancelled" in logs.err
