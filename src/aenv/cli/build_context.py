@@ -107,6 +107,12 @@ def _matcher(path: Path) -> PatternMatcher:
 
 def _matcher_of(patterns: Sequence[str], where: str) -> PatternMatcher:
     try:
-        return PatternMatcher([pattern.lstrip("/") if pattern != "/" else pattern for pattern in patterns])
+        return PatternMatcher([_relative(pattern) for pattern in patterns])
     except ValueError as error:
         raise CommandError(f"{where}: {error}") from error
+
+
+def _relative(pattern: str) -> str:
+    """A pattern without the slash that it may begin with: all are of the build's folder."""
+    exception = "!" if pattern.startswith("!") else ""
+    return exception + pattern.removeprefix("!").strip().lstrip("/")

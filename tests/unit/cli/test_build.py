@@ -48,7 +48,7 @@ def test_what_is_copied(tmp_path: Path) -> None:
 
 
 def test_what_is_ignored_is_not_there(tmp_path: Path) -> None:
-    ignored = "# a comment\n*.log\nnode_modules\n!keep.log\nout\n!out/keep\n"
+    ignored = "# a comment\n*.log\nnode_modules\n!keep.log\n/out\n!/out/keep\n"
     files = dict.fromkeys(("a.log", "keep.log", "node_modules/x", "out/keep", "out/not"), "")
     found = context(tmp_path, {".dockerignore": ignored, **files})
     assert names(found, ".") == (".", [".dockerignore", "keep.log", "out", "out/keep"])
