@@ -13,10 +13,11 @@ import inspect
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from e2b import AsyncSandbox, PtySize, Sandbox, SandboxException
+from e2b import AsyncSandbox, AsyncTemplate, PtySize, Sandbox, SandboxException, Template
 
 from tests.server import Server
 
@@ -160,6 +161,24 @@ class Client:
         self._loop = loop
         self.is_async = loop is not None
         self.sandbox_class: Any = Blocking(AsyncSandbox, loop) if loop is not None else Sandbox
+        self.template_class: Any = Blocking(AsyncTemplate, loop) if loop is not None else Template
+
+    @property
+    def api(self) -> dict[str, str]:
+        """The options of calls that concern no sandbox."""
+        return {name: self.options[name] for name in ("api_url", "api_key")}
+
+    def new_template(self, context: Path | None = None) -> Any:
+        """A template without anything, whose files are in `context`."""
+        return (AsyncTemplate if self.is_async else Template)(file_context_path=context)
+
+    def build(self, template: Any, name: str, **options: Any) -> Any:
+        """Build a template, to its end."""
+        return self.template_class.build(template, name, **options, **self.api)
+
+    def delete_template(self, name: str) -> None:
+        """Delete a template: no method of the SDK does, but the one for snapshots sends what is needed."""
+        assert self.sandbox_class.delete_snapshot(name, **self.api)
 
     def create(self, template: str = "base", **options: Any) -> Any:
         """A new sandbox."""
