@@ -6,18 +6,21 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aenv.errors import HostNotReady, InvalidRequest, Overloaded, RuntimeFailure
-from aenv.network import firewall
+from aenv.network import firewall, links
 from aenv.network.base import NetworkPool, Slot
 from aenv.network.fake import FakeSlotPool
 from aenv.network.plan import HostRoute, SlotPlan
-from tests.net.conftest import MakePool
-from tests.net.support import HOST_ADDRESS, TAG, Outside
+from tests.net.conftest import TEST_SLOTS, TEST_VETHS, MakePool
+from tests.net.support import HOST_ADDRESS, TAG, Outside, ip
 
 START = "import asyncio; from aenv.network.pool import SlotPool; asyncio.run(SlotPool('beef').start())"
 
@@ -88,6 +91,42 @@ def test_names_fit_and_addresses_stay_in_their_ranges_for_every_index() -> None:
         assert plan.host_address(index) in plan.slot_network
         assert int(plan.veth_inside(index)) == int(plan.veth_host(index)) + 1
     assert plan.capacity >= 4000
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_links_that_come_or_go_while_routes_are_read_are_no_conflict(
+    removed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of another server on the host, which makes and removes slots."""
+    read, name = links._netlink, "av0123x1"
+
+    class Meanwhile:
+        def __init__(self, netlink: Any) -> None:
+            self.netlink = netlink
+
+        def get_routes(self, **query: Any) -> list[Any]:
+            ip("link", "add", name, "type", "veth", "peer", "name", "av0123y1")
+            ip("address", "add", f"{TEST_VETHS[2]}/31", "dev", name)
+            ip("link", "set", name, "up")
+            return list(self.netlink.get_routes(**query))
+
+        def get_links(self) -> list[Any]:
+            if removed:
+                ip("link", "del", name)
+            return list(self.netlink.get_links())
+
+    @contextmanager
+    def netlink() -> Iterator[Meanwhile]:
+        with read() as real:
+            yield Meanwhile(real)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(links, "_netlink", netlink)
+        found = links.routes()
+    assert any(route.interface == name for route in found) is not removed
+    assert SlotPlan("abcdef", TEST_SLOTS, TEST_VETHS).conflict(found) is None
+    if not removed:
+        ip("link", "del", name)
 
 
 def test_routes_of_other_servers_occupy_indexes_but_do_not_conflict() -> None:

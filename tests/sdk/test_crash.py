@@ -123,7 +123,7 @@ def test_what_cannot_be_adopted_is_lost_with_the_reason_and_holds_up_nobody(
         assert _vmm(server, fine) == fine_vmm
         Sandbox.connect(fine).files.write("file", "at once")
         reasons = {
-            hung: "monitor doesn't answer",
+            hung: "monitor didn't answer",
             older: "not of this server's version",
             rebooted: "the host was restarted",
         }

@@ -111,17 +111,25 @@ def _delete(netlink: Any, **which: int) -> None:
 
 
 def routes() -> list[HostRoute]:
-    """All IPv4 routes to networks and own addresses, of every table."""
+    """All IPv4 routes to networks and own addresses, of every table.
+
+    Links are read last, so that each has a name here, or is gone, and its routes with it: other servers on
+    the host make and remove links at any time.
+    """
     with _netlink() as netlink:
-        interfaces = {link["index"]: link.get_attr("IFLA_IFNAME") for link in netlink.get_links()}
-        return [
-            HostRoute(
-                IPv4Network((route.get_attr("RTA_DST") or "0.0.0.0", route["dst_len"])),  # noqa: S104
-                interfaces.get(route.get_attr("RTA_OIF"), ""),
-            )
-            for route in netlink.get_routes(family=AF_INET)
-            if route["type"] in {_UNICAST, _LOCAL}
-        ]
+        found = [each for each in netlink.get_routes(family=AF_INET) if each["type"] in {_UNICAST, _LOCAL}]
+        names: dict[int | None, str] = {
+            link["index"]: link.get_attr("IFLA_IFNAME") for link in netlink.get_links()
+        }
+    names[None] = ""  # a route over several links
+    return [
+        HostRoute(
+            IPv4Network((route.get_attr("RTA_DST") or "0.0.0.0", route["dst_len"])),  # noqa: S104
+            names[link],
+        )
+        for route in found
+        if (link := route.get_attr("RTA_OIF")) in names
+    ]
 
 
 def forget_neighbours() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from aenv import host, ids, timings
-from aenv.errors import AenvError, GuestUnresponsive, NoSpace
+from aenv.errors import AenvError, GuestUnresponsive, NoSpace, RuntimeFailure
 from aenv.guest.client import InitRequest
 from aenv.runtimes.base import BareVmm, BootSpec, Capture
 from aenv.sandboxes.activity import Activity
@@ -238,7 +238,9 @@ class Starter:
 
     async def _make_bare(self, key: str) -> BareVmm:
         await self._turns.idle()
-        vmm = await self._machines.spawn(self._examples[key], background=True)
+        if (example := self._examples.get(key)) is None:
+            raise RuntimeFailure("the memory base is gone")
+        vmm = await self._machines.spawn(example, background=True)
         try:
             await vmm.to_foreground()
         except BaseException:
