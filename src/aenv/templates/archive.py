@@ -8,6 +8,7 @@ import re
 import tarfile
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from aenv.errors import InvalidRequest
@@ -39,9 +40,16 @@ class Listing:
 
     names: Mapping[str, bool]
 
-    def is_folder(self, name: str) -> bool:
-        """Whether an entry is a folder, which perhaps shows only by what is in it."""
-        return self.names.get(name, False) or any(each.startswith(f"{name}/") for each in self.names)
+    @cached_property
+    def folders(self) -> frozenset[str]:
+        """The entries that are folders, which perhaps show only by what is in them."""
+        found = {name for name, is_folder in self.names.items() if is_folder}
+        for name in self.names:
+            above = posixpath.dirname(name)
+            while above and above not in found:
+                found.add(above)
+                above = posixpath.dirname(above)
+        return frozenset(found)
 
 
 def listing(path: Path) -> Listing:
@@ -88,46 +96,69 @@ def roots(names: Iterable[str], source: str) -> list[str]:
         found = [name for name in names if pattern in {".", name} or name.startswith(below)]
         return [pattern] if found else []
     matches = _matcher(pattern)
-    found = []
+    found: dict[str, None] = {}
     for name in sorted(names):
-        if not any(name.startswith(f"{root}/") for root in found[-1:]):
-            parts = name.split("/")
-            prefixes = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
-            if (root := next(filter(matches.fullmatch, prefixes), None)) is not None and root not in found:
-                found.append(root)
-    return found
+        for prefix in _prefixes(name):
+            if prefix in found:
+                break
+            if matches.fullmatch(prefix):
+                found[prefix] = None
+                break
+    return list(found)
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """The folders above an entry, the topmost first, and the entry."""
+    at = name.find("/")
+    while at >= 0:
+        yield name[:at]
+        at = name.find("/", at + 1)
+    yield name
 
 
 def _matcher(pattern: str) -> re.Pattern[str]:
-    """A pattern of a client as an expression: `*`, `?` and `[…]` in a name, `**` for any folders."""
-    parts = []
+    """A pattern of a client as an expression: `*`, `?` and `[…]` in a name, `**` for any folders.
+
+    What stands between two of `*`, or of `**`, is taken where it first comes and not tried elsewhere (atomic
+    groups): a later place matches nothing more, and no pattern takes more than a moment.
+    """
+    sections = [""]
     for part in pattern.split("/"):
         if part == "**":
-            parts.append(r"(?:[^/]+/)*")
-            continue
-        text, position = "", 0
-        while position < len(part):
-            character = part[position]
-            end = part.find("]", position + 2) if character == "[" else -1
-            if character == "*":
-                text += "[^/]*"
-            elif character == "?":
-                text += "[^/]"
-            elif end > 0:
-                inner = part[position + 1 : end].replace("\\", r"\\").replace("[", r"\[")
-                text += f"(?!/)[{'^' + inner[1:] if inner[0] in '!^' else inner}]"
-                position = end
-            else:
-                text += re.escape(character)
-            position += 1
-        parts.append(text + "/")
-    whole = "".join(parts)
-    if pattern.endswith("**"):
-        whole += "[^/]+/"
+            sections.append("")
+        else:
+            sections[-1] += _name_matcher(part) + "/"
+    if len(sections) > 1 and not sections[-1]:
+        sections[-1] = "[^/]+/"
+    first, *others = sections
+    middle = "".join(f"(?>(?:[^/]+/)*?{section})" for section in others[:-1] if section)
+    last = "".join(f"(?:[^/]+/)*{section}" for section in others[-1:])
     try:
-        return re.compile(whole.removesuffix("/"), re.DOTALL)
+        return re.compile((first + middle + last).removesuffix("/"), re.DOTALL)
     except re.error as error:
         raise InvalidRequest(f"COPY: {pattern!r} is no pattern: {error}") from error
+
+
+def _name_matcher(part: str) -> str:
+    """The same for what stands between two slashes."""
+    pieces, position = [""], 0
+    while position < len(part):
+        character = part[position]
+        end = part.find("]", position + 2) if character == "[" else -1
+        if character == "*":
+            pieces.append("")
+        elif character == "?":
+            pieces[-1] += "[^/]"
+        elif end > 0:
+            inner = part[position + 1 : end].replace("\\", r"\\").replace("[", r"\[")
+            pieces[-1] += f"(?!/)[{'^' + inner[1:] if inner[0] in '!^' else inner}]"
+            position = end
+        else:
+            pieces[-1] += re.escape(character)
+        position += 1
+    first, *others = pieces
+    middle = "".join(f"(?>[^/]*?{piece})" for piece in others[:-1] if piece)
+    return first + middle + "".join(f"[^/]*{piece}" for piece in others[-1:])
 
 
 @dataclass(frozen=True)
@@ -138,13 +169,11 @@ class Plan:
 
     def target(self, name: str) -> str | None:
         """Where an entry goes; None if it isn't meant."""
-        for root, target in self.targets.items():
-            if root == ".":
-                return target if name == "." else posixpath.join(target, name)
-            if name == root:
-                return target
-            if name.startswith(f"{root}/"):
-                return posixpath.join(target, name[len(root) + 1 :])
+        if (whole := self.targets.get(".")) is not None:
+            return whole if name == "." else posixpath.join(whole, name)
+        for prefix in _prefixes(name):
+            if (target := self.targets.get(prefix)) is not None:
+                return posixpath.join(target, name[len(prefix) + 1 :]) if prefix != name else target
         return None
 
 
@@ -161,7 +190,7 @@ def plan(entries: Listing, source: str, destination: str, *, into: bool) -> Plan
     return Plan(
         {
             root: folder
-            if root == "." or entries.is_folder(root) or not into
+            if root == "." or root in entries.folders or not into
             else posixpath.join(folder, posixpath.basename(root))
             for root in found
         }

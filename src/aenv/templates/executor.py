@@ -63,7 +63,9 @@ class Executor:
                 entries = await asyncio.to_thread(archive.listing, path)
                 there = await self._files.exists(destination.rstrip("/") or "/", user=ROOT)
                 into = there is not None and there.is_dir
-                where = archive.plan(entries, copy.source, destination, into=into)
+                where = await asyncio.to_thread(
+                    archive.plan, entries, copy.source, destination, into=into
+                )
                 async with aclosing(archive.in_pieces(archive.renamed(path, where))) as pieces:
                     await self._files.extract(pieces, owner=owner, mode=copy.mode)
             except FileNotFoundError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -82,6 +83,46 @@ def test_where_entries_go(
     } == targets
 
 
+@pytest.mark.parametrize(
+    ("pattern", "name", "matches"),
+    [
+        ("a*b*c", "aXbXbc", True),
+        ("a*b*c", "aXcXb", False),
+        ("*ab*ab", "abab", True),
+        ("*ab*ab", "ab", False),
+        ("*ab", "abab", True),
+        ("*[ab]?c*", "xbbc", True),
+        ("x**y", "xzy", True),
+        ("a/**/b/**/c.txt", "a/b/b/d/c.txt", True),
+        ("a/**/b/**/c.txt", "a/c.txt", False),
+        ("**/b/c/**/d", "b/b/c/d", True),
+        ("**/**/d", "d", True),
+        ("a/**", "a/b", True),
+        ("**/*b/**/b*", "ab/c/ba", True),
+    ],
+)
+def test_patterns(pattern: str, name: str, matches: bool) -> None:
+    assert archive.roots([name], pattern) == ([name] if matches else [])
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*a" * 30 + "b", "**/a*a/" * 20 + "b", "*" * 200 + "b", "**/" * 99 + "b"]
+)
+def test_no_pattern_takes_long(pattern: str) -> None:
+    name = "/".join(["a" * 100] * 20)
+    began = time.process_time()
+    assert archive.roots([name], pattern) == []
+    assert time.process_time() - began < 2  # or else years
+
+
+def test_many_files_that_a_pattern_names() -> None:
+    names = {f"data/{number}.json": False for number in range(20_000)}
+    began = time.process_time()
+    where = archive.plan(archive.Listing(names), "data/*.json", "/srv", into=False)
+    assert {where.target(name) for name in names} == {f"/srv/{number}.json" for number in range(20_000)}
+    assert time.process_time() - began < 5  # it was more than a minute
+
+
 def test_the_whole_context(tmp_path: Path) -> None:
     path = tar(tmp_path / "a", [".", *TREE], mode="w")
     where = archive.plan(archive.listing(path), ".", "/srv/app", into=False)
@@ -139,6 +180,39 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
             archive.listing(path)
     with pytest.raises(FileNotFoundError):
         archive.listing(tmp_path / "none")
+
+
+def _extended(kind: bytes, content: bytes, count: int) -> bytes:
+    out = io.BytesIO()
+    for _ in range(count):
+        info = tarfile.TarInfo("x")
+        info.type, info.size = kind, len(content)
+        out.write(info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512))
+    file = tarfile.TarInfo("a.txt").tobuf(tarfile.USTAR_FORMAT)
+    return out.getvalue() + file + bytes(1024)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "count"),
+    [
+        (tarfile.XHDTYPE, bytes(2 << 20), 1),
+        (tarfile.XGLTYPE, bytes(2 << 20), 1),
+        (tarfile.GNUTYPE_LONGNAME, bytes(2 << 20), 1),
+        (tarfile.XHDTYPE, b"12 path=abc\n", 2000),
+        (tarfile.XGLTYPE, b"".join(b"9 k%03d=x\n" % number for number in range(200)), 1),
+    ],
+)
+def test_headers_are_no_way_to_much_memory(tmp_path: Path, kind: bytes, content: bytes, count: int) -> None:
+    (tmp_path / "a").write_bytes(_extended(kind, content, count))
+    with pytest.raises(BadArchive):
+        archive.listing(tmp_path / "a")
+
+
+def test_long_names_are_no_way_to_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tar(tmp_path / "a", [f"{number}{'n' * 200}.txt" for number in range(100)])
+    monkeypatch.setattr(archive, "MOST_NAMES", 10_000)
+    with pytest.raises(BadArchive, match="too long names"):
+        archive.listing(path)
 
 
 def test_devices_are_refused(tmp_path: Path) -> None:
