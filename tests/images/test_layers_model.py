@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.images.builder import archive, entry
@@ -128,6 +128,7 @@ def contents(tree: Tree, root: Path) -> dict[str, tuple[str, str]]:
 
 @settings(max_examples=150, deadline=None)
 @given(LAYERS)
+@example([[Member("a/a/a", "-")], [Member("a/a/a", "wh"), Member("a", "opq")]])
 def test_layers_come_to_what_the_specification_says(layers: list[list[Member]]) -> None:
     model = Node("d")
     archives = []

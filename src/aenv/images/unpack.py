@@ -118,6 +118,7 @@ class Unpacker:
         elif not path.startswith(_AUFS) and b"/" + _AUFS not in path:
             folder = self._folder(parent, entry)
             target = folder + b"/" + name
+            self._note_here(folder)
             self._here.add(target)
             if entry.kind == tarball.FOLDER:
                 self._put_folder(target, entry)
@@ -231,11 +232,13 @@ class Unpacker:
             assert entry is not None  # noqa: S101 - else nothing is missing
             self._times[path] = _times(entry)
         self._folders[name] = path
-        above = path
-        while above not in self._here:
-            self._here.add(above)
-            above = above.rpartition(b"/")[0]
         return path
+
+    def _note_here(self, folder: bytes) -> None:
+        """Something is put into a folder, which is spared by the layer's own whiteouts then."""
+        while folder not in self._here:
+            self._here.add(folder)
+            folder = folder.rpartition(b"/")[0]
 
     def _white_out(self, entry: Entry, parent: bytes, name: bytes) -> None:
         """Take away what lower layers have, and only that."""
