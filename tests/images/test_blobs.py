@@ -267,12 +267,16 @@ async def test_random_histories_leave_the_store_consistent(tmp_path: Path) -> No
     kinds = [made(20 * KIB + number) for number in range(8)]
 
     def flaky(content: Content, number: int) -> Content:
+        breaks = number % 5 == 0
+
         @asynccontextmanager
         async def opening(offset: int) -> AsyncIterator[tuple[int, Pieces]]:
+            nonlocal breaks
             await asyncio.sleep(0.001 * (number % 5))
             if number % 7 == 0:
                 raise ImageUnusable("not today")
-            if number % 5 == 0 and offset == 0:
+            if breaks:
+                breaks = False
                 raise Interrupted("not now", retry_after=0)
             async with content(offset) as opened:
                 yield opened
