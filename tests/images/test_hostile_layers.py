@@ -99,6 +99,25 @@ def test_what_can_not_be_is_refused_with_words(root: Path, what: str) -> None:
         unpack(root, layer)
 
 
+def _headers(kind: bytes) -> bytes:
+    """Each of them is small enough, and all of them together are not."""
+    value = b"x" * (4 << 20)
+    records = [b"%d key%d=%b\n" % (len(value) + 14, number, value) for number in range(5)]
+    return archive([entry("x", each, kind=kind) for each in records], form=tarfile.USTAR_FORMAT)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_many_headers_are_no_way_to_much_memory(root: Path, kind: bytes) -> None:
+    with pytest.raises(EditRefused, match="are refused"):
+        unpack(root, _headers(kind))
+
+
+def test_a_map_of_holes_without_numbers(root: Path) -> None:
+    pax = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
+    with pytest.raises(EditRefused, match="no numbers"):
+        unpack(root, archive([entry("file", b"1" * 5000, pax=pax)]))
+
+
 SPARSE = {
     "overlap": [(0, 10), (5, 10)],
     "beyond the end": [(0, 10), (1 << 40, 10)],

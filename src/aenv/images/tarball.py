@@ -35,7 +35,8 @@ _GNU_LABEL: Final = b"V"
 _FILES: Final = frozenset({b"\0", REGULAR, b"7", _GNU_SPARSE})
 _WITHOUT_DATA: Final = frozenset({HARD_LINK, SYMLINK, CHARACTER_DEVICE, BLOCK_DEVICE, FOLDER, FIFO})
 _MOST_HEADER: Final = 16 << 20
-"""Bytes of one extended header: names and attributes are far smaller, and it is held in memory."""
+"""Bytes of all extended headers of one entry, and of all for the whole archive: names and attributes are far
+smaller, and they are held in memory."""
 _MOST_SPARSE: Final = 1 << 20
 """Data regions of one sparse file."""
 _MOST_MAJOR: Final = 1 << 12
@@ -82,22 +83,27 @@ class TarReader:
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
         self._global: dict[bytes, bytes] = {}
+        self._global_bytes = 0
 
     def __iter__(self) -> Iterator[Entry]:
         """Each entry. Raises BadArchive."""
         stream = self.stream
-        records, regions = self._global.copy(), _Regions()
+        records, regions, taken = self._global.copy(), _Regions(), 0
         # Two blocks of zeros are the end; some programs just stop.
         while not stream.at_end() and (header := stream.read(BLOCK)) != _ZEROS:
             _check(header)
             kind = header[156:157]
             if kind == _PAX:
-                records.update(_pax_records(self._extended(header), regions))
+                content = self._extended(header, taken)
+                taken += len(content)
+                records.update(_pax_records(content, regions))
             elif kind == _PAX_GLOBAL:
-                self._global.update(_pax_records(self._extended(header), _Regions()))
+                content = self._extended(header, self._global_bytes)
+                self._global_bytes += len(content)
+                self._global.update(_pax_records(content, _Regions()))
                 records = self._global | records
             elif kind in (_GNU_NAME, _GNU_LINK):
-                value = self._extended(header).partition(b"\0")[0]
+                value = self._extended(header, taken).partition(b"\0")[0]
                 records[b"path" if kind == _GNU_NAME else b"linkpath"] = value
             elif kind == _GNU_LABEL:
                 stream.skip(_padded(_number(header[124:136])))
@@ -106,13 +112,13 @@ class TarReader:
                 entry, end = self._entry(header, kind, records, regions.found)
                 yield entry
                 stream.skip(end - (stream.position - start))
-                records, regions = self._global.copy(), _Regions()
+                records, regions, taken = self._global.copy(), _Regions(), 0
 
-    def _extended(self, header: bytes) -> bytes:
-        """The content of an entry that says something about the next one."""
+    def _extended(self, header: bytes, before: int) -> bytes:
+        """The content of an entry that says something about the next one, or all; `before` went before it."""
         size = _number(header[124:136])
-        if size > _MOST_HEADER:
-            raise BadArchive(f"a header of {size} bytes: more than {_MOST_HEADER} are refused")
+        if before + size > _MOST_HEADER:
+            raise BadArchive(f"a header of {before + size} bytes: more than {_MOST_HEADER} are refused")
         return self.stream.read(_padded(size))[:size]
 
     def _entry(
@@ -206,6 +212,8 @@ class TarReader:
             text += self.stream.read(BLOCK)
             entry.stored -= BLOCK
             *lines, text = text.split(b"\n")
+            if len(text) > BLOCK:  # no number is that long
+                raise BadArchive(f"{entry.name!r} has a map of holes that has no numbers")
             numbers += map(_digits, lines[: wanted - len(numbers)])
             if wanted == 1 and numbers:
                 wanted += 2 * min(numbers[0], _MOST_SPARSE + 1)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from aenv.errors import InvalidRequest
 
@@ -19,6 +20,22 @@ MOST_ENTRIES = 1_000_000
 CHUNK = 256 << 10
 """Bytes of an archive that are sent on at a time."""
 
+MOST_NAMES = 256 << 20
+"""Characters of all names in one archive, which are held in memory."""
+
+_MOST_HEADER = 1 << 20
+"""Bytes of an extended header: `tarfile` takes all of it into memory, however little it is compressed."""
+
+_MOST_GLOBAL = 100
+"""Records in extended headers for the whole archive."""
+
+_EXTENDED = {
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+}
 _MAGIC = frozenset("*?[")
 _KINDS = {
     tarfile.REGTYPE,
@@ -32,6 +49,17 @@ _KINDS = {
 
 class BadArchive(InvalidRequest):
     """What was uploaded isn't an archive that can be used."""
+
+
+class _Header(tarfile.TarInfo):
+    """A header that is refused if what belongs to it is too large for the memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in _EXTENDED and found.size > _MOST_HEADER:
+            raise BadArchive(f"a header of {found.size} bytes: more than {_MOST_HEADER} are refused")
+        return found
 
 
 @dataclass(frozen=True)
@@ -55,12 +83,14 @@ class Listing:
 def listing(path: Path) -> Listing:
     """Read an archive, compressed or not, to its end. Blocking. Raises BadArchive."""
     names: dict[str, bool] = {}
+    size = 0
     for info, _ in _open(path):
         names[_name(info.name)] = info.isdir()
         if info.islnk():
             _name(info.linkname)
-        if len(names) > MOST_ENTRIES:
-            raise BadArchive(f"the archive has more than {MOST_ENTRIES} entries")
+        size += len(info.name)
+        if len(names) > MOST_ENTRIES or size > MOST_NAMES:
+            raise BadArchive(f"the archive has more than {MOST_ENTRIES} entries, or too long names")
     if not names:
         raise BadArchive("the archive is empty")
     return Listing(names)
@@ -69,13 +99,15 @@ def listing(path: Path) -> Listing:
 def _open(path: Path) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     """The entries of an archive; the content of each can be read until the next."""
     try:
-        with tarfile.open(path, "r|*", errors="surrogateescape") as archive:
+        with tarfile.open(path, "r|*", tarinfo=_Header, errors="surrogateescape") as archive:
             while (info := archive.next()) is not None:
                 if info.type not in _KINDS and not info.issparse():
                     raise BadArchive(f"{info.name!r} is neither a file, a folder nor a link")
+                if len(archive.pax_headers) > _MOST_GLOBAL:
+                    raise BadArchive(f"more than {_MOST_GLOBAL} records are for all of the archive")
                 yield info, archive
                 archive.members = []  # type: ignore[attr-defined]  # it would keep them all
-    except (tarfile.TarError, EOFError, ValueError, OSError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OSError, RecursionError) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise BadArchive(f"what was uploaded is no tar archive, or a damaged one: {error}") from error
@@ -96,15 +128,15 @@ def roots(names: Iterable[str], source: str) -> list[str]:
         found = [name for name in names if pattern in {".", name} or name.startswith(below)]
         return [pattern] if found else []
     matches = _matcher(pattern)
-    found: dict[str, None] = {}
+    matched: dict[str, None] = {}
     for name in sorted(names):
         for prefix in _prefixes(name):
-            if prefix in found:
+            if prefix in matched:
                 break
             if matches.fullmatch(prefix):
-                found[prefix] = None
+                matched[prefix] = None
                 break
-    return list(found)
+    return list(matched)
 
 
 def _prefixes(name: str) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Final
 
@@ -20,6 +19,9 @@ from aenv.templates.steps import Copy, Run, Step, User, Workdir
 from aenv.templates.uploads import Uploads
 
 _ACCOUNT_FILES: Final = ("passwd", "group", "shadow", "gshadow")
+
+_MOST_ACCOUNTS: Final = 4 << 20
+"""Bytes of one of these files, which is held in memory: it may be anything that the image has there."""
 
 
 class Executor:
@@ -63,9 +65,7 @@ class Executor:
                 entries = await asyncio.to_thread(archive.listing, path)
                 there = await self._files.exists(destination.rstrip("/") or "/", user=ROOT)
                 into = there is not None and there.is_dir
-                where = await asyncio.to_thread(
-                    archive.plan, entries, copy.source, destination, into=into
-                )
+                where = await asyncio.to_thread(archive.plan, entries, copy.source, destination, into=into)
                 async with aclosing(archive.in_pieces(archive.renamed(path, where))) as pieces:
                     await self._files.extract(pieces, owner=owner, mode=copy.mode)
             except FileNotFoundError as error:
@@ -114,8 +114,13 @@ class Executor:
 async def _read(files: Files, path: str) -> str | None:
     """A small file of the guest; None if there is none."""
     try:
-        content: AsyncIterator[bytes] = files.read(path, user=ROOT)
-        return b"".join([chunk async for chunk in content]).decode(errors="surrogateescape")
+        content = b""
+        async with aclosing(files.read(path, user=ROOT)) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                if len(content) > _MOST_ACCOUNTS:
+                    raise StepFailed(f"{path} is larger than {_MOST_ACCOUNTS >> 20} MiB")
+        return content.decode(errors="surrogateescape")
     except GuestError as error:
         if error.code is Code.NOT_FOUND:
             return None

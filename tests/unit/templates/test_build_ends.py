@@ -8,7 +8,7 @@ import time
 import pytest
 
 from aenv.errors import Conflict, NotFound, RuntimeFailure, TemplateNotFound
-from aenv.templates import construction, jobs
+from aenv.templates import construction, executor, jobs
 from aenv.templates.jobs import Size
 from aenv.templates.plan import FromTemplate, Plan
 from aenv.templates.steps import parse
@@ -48,6 +48,16 @@ async def test_steps_that_cannot_be_done(builds: Builds, step: list[str], word: 
     assert job.reason is not None
     assert job.reason.step == "1"
     assert word in job.reason.message
+
+
+async def test_accounts_that_are_too_large_to_be_held(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_MOST_ACCOUNTS", 1000)
+    job = await builds.failed(["RUN", f"put /etc/group {'x' * 2000}"], ["USER", "bob"])
+    assert job.reason is not None
+    assert job.reason.step == "2"
+    assert "/etc/group is larger" in job.reason.message
 
 
 async def test_an_archive_of_no_use_is_asked_for_again(builds: Builds) -> None:
