@@ -276,11 +276,20 @@ class Construction:
             build = dataclasses.replace(
                 built, capture_id=captured.id, resources=resources, created_at=time.time()
             )
-            try:
-                await record(build, captured.capture)
-            except Exception:  # not if it is cancelled: it may be recorded
-                await finish(core.captures.discard(captured.id))
-                raise
+            await finish(self._recorded(record, build, captured.capture))
+
+    async def _recorded(
+        self,
+        record: Callable[[Build, Capture | None], Awaitable[None]],
+        build: Build,
+        capture: Capture,
+    ) -> None:
+        """Have a build recorded, or its capture is gone; not to be cut off, lest nobody knows which."""
+        try:
+            await record(build, capture)
+        except BaseException:
+            await self._core.captures.discard(build.capture_id)
+            raise
 
     async def _larger(self, machine: Machine, resources: Resources) -> Resources | None:
         """The size with a disk as large, and with as much free space, as was asked for; None if it is so."""

@@ -7,7 +7,9 @@ import time
 
 import pytest
 
-from aenv.errors import Conflict, NotFound, RuntimeFailure, TemplateNotFound
+from aenv.errors import Conflict, NotFound, RuntimeFailure, StorageFailure, TemplateNotFound
+from aenv.runtimes.base import Capture
+from aenv.sandboxes.models import Build
 from aenv.templates import construction, executor, jobs
 from aenv.templates.jobs import Size
 from aenv.templates.plan import FromTemplate, Plan
@@ -154,6 +156,35 @@ async def test_cancel(builds: Builds) -> None:
     await builds.node.builder.cancel(job.template_id, waiting.id)
     with pytest.raises(Conflict, match="started already"):
         await builds.node.builder.start("mine", waiting.id, Plan(FromTemplate("base")))
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_cancelled_while_it_is_recorded(
+    builds: Builds, works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ready, or nothing is left of it."""
+    builder = builds.node.builder
+    recording, goes_on, recorded = asyncio.Event(), asyncio.Event(), builder._record
+
+    async def record(job: jobs.Job, build: Build, capture: Capture | None) -> None:
+        recording.set()
+        await goes_on.wait()
+        if not works:
+            raise StorageFailure("not now")
+        await recorded(job, build, capture)
+
+    monkeypatch.setattr(builder, "_record", record)
+    before = set(builds.captures())
+    job = await builds.begin()
+    await recording.wait()
+    cancelling = asyncio.ensure_future(builder.cancel("mine", job.id))
+    await asyncio.sleep(0)
+    builder._running[job.id].cancel()
+    goes_on.set()
+    await cancelling
+    ended = await builds.end(job)
+    assert ended.status == ("ready" if works else "error")
+    assert len(set(builds.captures()) - before) == 1 + works  # the parent's settled disk
 
 
 async def test_deleting_a_template_cancels_its_builds(builds: Builds) -> None:
