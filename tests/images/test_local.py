@@ -270,6 +270,15 @@ async def test_a_header_that_would_fill_the_memory(
         await fetch(catalog, blobs, path)
 
 
+async def test_names_that_would_fill_the_memory(
+    catalog: ImageCatalog, blobs: BlobStore, tmp_path: Path
+) -> None:
+    names = (entry(str(number) + "/x" * (2 << 20)) for number in range(5))
+    path = write_archive(tmp_path / "names.tar.gz", archive(names), "gzip")
+    with pytest.raises(ImageUnusable, match="names have more than"):
+        await fetch(catalog, blobs, path)
+
+
 async def test_a_document_that_would_fill_the_memory(
     catalog: ImageCatalog, blobs: BlobStore, tmp_path: Path
 ) -> None:

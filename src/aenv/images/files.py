@@ -20,6 +20,8 @@ from aenv.images.tarball import HARD_LINK, REGULAR, SYMLINK, Entry, TarReader
 
 _PIECE: Final = 1 << 20
 _MOST_LINKS: Final = 8
+_MOST_NAMES: Final = 16 << 20
+"""Bytes of all names in an archive, which are held in memory; a root file system's are never all read."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,13 @@ def list_archive(path: Path, unpacked: Path | None = None, most: int | None = No
     try:
         with _open(place) as raw:
             stream = ByteStream(decompressed(raw, compression_of(place)))
+            names = 0
             for number, entry in enumerate(TarReader(stream)):
                 if number == most:
                     return None
+                names += len(entry.name) + len(entry.link)
+                if names > _MOST_NAMES:
+                    raise BadArchive(f"its names have more than {_MOST_NAMES} bytes")
                 files.add(entry, Part(place, stream.position, entry.stored))
     except (BadArchive, BadCompression) as error:
         raise ImageUnusable(f"{path} is no archive that can be read: {error}") from error
