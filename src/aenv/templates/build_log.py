@@ -28,6 +28,9 @@ MOST_LINE = 8 << 10
 WRITE_SECONDS = 0.2
 """How often what is new is written to the file."""
 
+MOST_RECENT = 2
+"""Logs of builds that are over, which stay in memory: their clients go on asking until they have read all."""
+
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 """Colours and the like, which are for a terminal."""
 
@@ -106,6 +109,8 @@ class BuildLogs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._live: dict[str, BuildLog] = {}
+        self._recent: dict[str, Sequence[BuildLogEntry]] = {}
+        """The last ones that ended or were read."""
 
     @asynccontextmanager
     async def open(self, build_id: str) -> AsyncIterator[BuildLog]:
@@ -115,14 +120,28 @@ class BuildLogs:
         try:
             yield live
         finally:
-            await cancel(writer)
-            await live.write()
-            del self._live[build_id]
+            try:
+                await cancel(writer)
+                await live.write()
+            finally:
+                self._remember(build_id, self._live.pop(build_id).entries)
 
     async def read(self, build_id: str) -> Sequence[BuildLogEntry]:
         """All entries so far; of a build that never began, none."""
-        live = self._live.get(build_id)
-        return live.entries if live is not None else await asyncio.to_thread(_read, self._path(build_id))
+        if (live := self._live.get(build_id)) is not None:
+            return live.entries
+        if (recent := self._recent.get(build_id)) is not None:
+            return recent
+        entries = await asyncio.to_thread(_read, self._path(build_id))
+        if entries and build_id not in self._live:  # it may have begun meanwhile
+            self._remember(build_id, entries)
+        return entries
+
+    def _remember(self, build_id: str, entries: Sequence[BuildLogEntry]) -> None:
+        self._recent.pop(build_id, None)
+        self._recent[build_id] = entries
+        while len(self._recent) > MOST_RECENT:
+            del self._recent[next(iter(self._recent))]
 
     async def forget_others(self, kept: Collection[str]) -> None:
         """Remove the files of all builds but those."""
@@ -132,6 +151,8 @@ class BuildLogs:
                 if path.stem not in kept:
                     path.unlink(missing_ok=True)
 
+        for forgotten in self._recent.keys() - set(kept):
+            del self._recent[forgotten]
         await asyncio.to_thread(remove)
 
     def _path(self, build_id: str) -> Path:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from aenv.errors import InvalidRequest
+from aenv.templates import build_log
 from aenv.templates.jobs import Size
 from tests.unit.templates.conftest import HASH, Builds
 
@@ -166,3 +169,23 @@ async def test_a_name_that_is_being_built_is_taken(builds: Builds) -> None:
         await builds.node.sandboxes.snapshot(sandbox.id, "later")
     await builds.node.builder.cancel("later", job.id)
     assert (await builds.node.sandboxes.snapshot(sandbox.id, "later")).name == "later"
+
+
+async def test_a_log_that_is_read_page_by_page_is_read_once(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients ask for the next hundred lines until there are none, also when the build is long over."""
+    templates = [await builds.build(["RUN", f"echo {number}"], name=f"t{number}") for number in range(3)]
+    read: list[Path] = []
+
+    def counting(path: Path) -> Sequence[build_log.BuildLogEntry]:
+        read.append(path)
+        return original(path)
+
+    original = build_log._read
+    monkeypatch.setattr(build_log, "_read", counting)
+    for template in reversed(templates):
+        for _ in range(5):
+            entries = await builds.node.builder.log(template.build.id)
+            assert any(entry.message.endswith(f"]: {template.names[0][-1]}") for entry in entries)
+    assert [path.stem for path in read] == [templates[0].build.id]
