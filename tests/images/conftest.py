@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +20,15 @@ QUICK = Patience(attempts=3, first=0.01, longest=1.0)
 
 AMD64 = Platform("linux", "amd64")
 """What the images of the tests are for, whatever runs the tests."""
+
+
+@pytest.fixture(autouse=True)
+def kept_umask() -> Iterator[None]:
+    """What fills a disk in a process of its own changes the umask; here it is called in the tests' own."""
+    mask = os.umask(0)
+    os.umask(mask)
+    yield
+    os.umask(mask)
 
 
 @pytest.fixture(scope="session")

@@ -58,10 +58,8 @@ def _leftovers(home: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [name if name == "within an overlay" else pytest.param(name, marks=pytest.mark.long) for name in MOMENTS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("moment", MOMENTS)
 async def test_the_next_try_goes_on_from_there(
     registry: Registry, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,9 @@ def test_numbers_that_are_too_large_for_octal_digits(root: Path) -> None:
     assert found["old"]["mtime"] == -5 * NANO
 
 
-@pytest.mark.parametrize("version", ["gnu", "0.0", "0.1", "1.0"])
+@pytest.mark.parametrize(
+    "version", ["gnu", *(pytest.param(version, marks=pytest.mark.long) for version in ("0.0", "0.1", "1.0"))]
+)
 def test_sparse_files_stay_sparse(root: Path, tmp_path: Path, version: str) -> None:
     source = tmp_path / "source"
     source.mkdir()

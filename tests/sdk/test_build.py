@@ -37,6 +37,7 @@ FROM first
 """
 
 
+@pytest.mark.long
 def test_from_a_dockerfile_to_a_sandbox(server: Server, tmp_path: Path) -> None:
     cli = Cli(server)
     folder = tmp_path / "context"

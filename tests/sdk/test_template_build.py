@@ -153,6 +153,7 @@ def test_a_step_that_fails(client: Client, server: Server, name: str) -> None:
     assert len(server.vmms()) <= vms + 1  # a spare may have been made meanwhile
 
 
+@pytest.mark.long
 def test_in_the_background_from_a_snapshot(client: Client, name: str) -> None:
     sandbox = client.create(metadata={"for": "a build"})
     sandbox.files.write("/home/user/fresh", "just written")
@@ -183,6 +184,7 @@ def shell_image() -> Any:
     return image([archive(files), archive([entry("work/file", b"of the image")])], config=config)
 
 
+@pytest.mark.long
 def test_from_an_image(client: Client, name: str, tmp_path: Path) -> None:
     with running_registry(tmp_path) as registry:
         registry.push("tests/shell", shell_image())

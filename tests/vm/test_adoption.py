@@ -171,7 +171,7 @@ async def test_a_vm_that_does_not_answer_is_ended(
     instance = await lab.restore(prepared.captures[1])
     os.kill(instance.pid, signal.SIGSTOP)
     monkeypatch.setattr(monitor, "_CONNECT_TIMEOUT", 0.5)
-    with pytest.raises(RuntimeFailure, match="doesn't answer"):
+    with pytest.raises(RuntimeFailure, match="didn't answer"):
         await adopted(lab, instance)
     assert "SIGKILL" in await asyncio.wait_for(instance.ended, 10)
     await instance.stop()

@@ -44,7 +44,7 @@ def echo_outside() -> Iterator[str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("cpu_count", [1, 2])
+@pytest.mark.parametrize("cpu_count", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_twenty_cycles_under_traffic(
     lab: Lab, prepared: Prepared, echo_outside: str, cpu_count: int
 ) -> None:

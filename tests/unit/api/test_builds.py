@@ -169,8 +169,8 @@ async def test_requests_that_are_refused(server: Server, body: dict[str, Any], w
     ("body", "code", "word"),
     [
         ({"fromTemplate": None}, 400, "fromImage"),
-        ({"fromImage": "debian"}, 400, "either"),
-        ({"fromImageRegistry": {"type": "registry", "username": "u", "password": "p"}}, 400, "either"),
+        ({"fromImage": "debian"}, 400, "one of"),
+        ({"fromImageRegistry": {"type": "registry", "username": "u", "password": "p"}}, 400, "one of"),
         ({"fromImageRegistry": {"type": "other"}}, 400, "fromImageRegistry"),
         ({"fromTemplate": "none"}, 404, "'none'"),
         ({"steps": [{"type": "SHELL", "args": ["x"]}]}, 400, "SHELL"),

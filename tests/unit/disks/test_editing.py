@@ -218,6 +218,11 @@ async def test_a_disk_that_was_never_unmounted_is_mended_before_it_grows(disks: 
     work = edit_overlay(target, disks.made, SIZE, edits, listening(heard))
     task = asyncio.ensure_future(work)
     await asyncio.wait_for(heard.wait(), 30)
+    (daemon,) = (pid for pid in disks.processes() if _name(pid) == "qemu-storage-da")
+    os.kill(daemon, signal.SIGTERM)  # it writes its tables, as a capture does
+    async with asyncio.timeout(30):
+        while _state(daemon) != "Z":
+            await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.wait([task])
     disks.made.append(target)
@@ -235,6 +240,10 @@ async def test_a_daemon_that_dies_is_a_failure(disks: Disks) -> None:
     slow = [edit("hang_shortly"), edit("fill", mib=16)]
     with pytest.raises(RuntimeFailure):
         await edit_overlay(disks.folder / "target", disks.made, SIZE, slow, say)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def _name(pid: int) -> str:

@@ -207,7 +207,7 @@ async def test_a_snapshot_deleted_while_spares_are_made_of_it_is_no_trouble(rig:
         return len(rig.network.in_use) > before or not rig.settings.hot_vms
 
     async def ended() -> bool:
-        return len(rig.network.in_use) == before
+        return len(rig.network.in_use) <= before  # the slot of what was killed may have been counted
 
     with structlog.testing.capture_logs() as entries:
         with rig.runtime.hold("spawn"):
