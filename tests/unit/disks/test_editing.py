@@ -220,9 +220,7 @@ async def test_a_disk_that_was_never_unmounted_is_mended_before_it_grows(disks: 
     await asyncio.wait_for(heard.wait(), 30)
     (daemon,) = (pid for pid in disks.processes() if _name(pid) == "qemu-storage-da")
     os.kill(daemon, signal.SIGTERM)  # it writes its tables, as a capture does
-    async with asyncio.timeout(30):
-        while _state(daemon) != "Z":
-            await asyncio.sleep(0.01)
+    await asyncio.to_thread(_wait_for_end, daemon)
     task.cancel()
     await asyncio.wait([task])
     disks.made.append(target)
@@ -242,8 +240,12 @@ async def test_a_daemon_that_dies_is_a_failure(disks: Disks) -> None:
         await edit_overlay(disks.folder / "target", disks.made, SIZE, slow, say)
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+def _wait_for_end(pid: int) -> None:
+    """Of a process that another one is to reap."""
+    end = time.monotonic() + 30
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def _name(pid: int) -> str:
