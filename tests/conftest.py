@@ -16,7 +16,7 @@ def pytest_configure() -> None:
 
 
 class TwoHalves(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """With several workers (`-n 2`) files stay together, and so do folders whose tests share what takes long to start.
+    """With several workers (`-n 2`) files stay together, and so do folders that share what starts slowly.
 
     That is a server in `sdk`, and captures of booted VMs in `vm`.
     """

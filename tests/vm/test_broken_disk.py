@@ -36,6 +36,13 @@ async def broken(lab: Lab, prepared: Prepared) -> AsyncIterator[QemuInstance]:
             await lab.pool.release(place.slot)
 
 
+async def _verify_for_long(lab: Lab, instance: QemuInstance) -> None:
+    """What the guest wrote before may still be in the host's memory; it goes on writing."""
+    async with asyncio.timeout(60):
+        while True:
+            await lab.ask(instance, "POST", "/verify")
+
+
 async def _lives(lab: Lab, instance: QemuInstance) -> None:
     """Its processes run, and nobody thinks that it waits for room."""
     before = count = await lab.ask(instance, "GET", "/count")
@@ -48,11 +55,8 @@ async def _lives(lab: Lab, instance: QemuInstance) -> None:
 async def test_the_guest_is_told_and_lives_on(
     lab: Lab, broken: QemuInstance, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = r"isn't what was written|/data/.*(input/output|read-only)"
-    with pytest.raises(AssertionError, match=told):
-        async with asyncio.timeout(60):
-            while True:  # what the guest had written before may still be in the host's memory
-                await lab.ask(broken, "POST", "/verify")
+    with pytest.raises(AssertionError, match=r"isn't what was written|/data/.*(input/output|read-only)"):
+        await _verify_for_long(lab, broken)
     await _lives(lab, broken)
     assert capsys.readouterr().out.count("the guest was told") == 1  # though there are many such errors
 
