@@ -16,15 +16,14 @@ def pytest_configure() -> None:
 
 
 class TwoHalves(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """With several workers (`-n 2`) files stay together, and so do folders that share what starts slowly.
+    """With several workers (`-n 2`) files stay together, and one worker has all that starts VMs.
 
-    That is a server in `sdk`, and captures of booted VMs in `vm`.
+    Two cores run a few VMs well and many badly, and those tests share a server that takes long to start.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        folder = "/".join(file.split("/")[:2])
-        return folder if folder in {"tests/sdk", "tests/vm"} else file
+        return "machines" if file.startswith(("tests/chaos/", "tests/sdk/", "tests/vm/")) else file
 
 
 @pytest.hookimpl(optionalhook=True)
