@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from aenv.cli.build_options import (
     StartOption,
     TagOption,
     registry_login,
+    template_name,
 )
 from aenv.cli.building import build as carry_out
 from aenv.cli.context import api, run
@@ -39,8 +39,6 @@ from aenv.cli.errors import CommandError, say, usage
 from aenv.cli.options import Format, OutputOption, chosen_format
 from aenv.cli.output import print_json, print_line
 from aenv.cli.template_api import RequestedBuild, TemplateApi, Wanted
-
-_NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def build(
     aenv build . && aenv start my-app
     aenv build ./app -f Dockerfile.dev --name app:dev --build-arg VERSION=3 --memory 2048
     """
-    wanted = Wanted(name or _name_of(folder), tag or (), cpu, memory, disk)
+    wanted = Wanted(name or template_name(folder.resolve().name, str(folder)), tag or (), cpu, memory, disk)
     login = registry_login(registry_user, registry_aws, registry_gcp, password_stdin=registry_password_stdin)
     path = file or folder / "Dockerfile"
     found = dockerfile.read(_text(path), arguments=_arguments(build_arg or (), os.environ), target=target)
@@ -156,10 +154,3 @@ def _arguments(given: tuple[str, ...] | list[str], environ: Mapping[str, str]) -
         else:
             raise usage(f"--build-arg {name}: there is no such variable in the environment")
     return found
-
-
-def _name_of(folder: Path) -> str:
-    name = _NOT_IN_NAMES.sub("-", folder.resolve().name.lower()).strip("-")
-    if not name:
-        raise usage(f"{folder} gives no name for the template", hint="Say one with --name.")
-    return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ import typer
 
 from aenv.cli.api import Wire
 from aenv.cli.errors import CommandError, usage
+
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 
 NameOption = Annotated[
     str | None, typer.Option("--name", metavar="NAME[:TAG]", help="The template's name.", show_default=False)
@@ -90,3 +93,11 @@ def _gcp(path: Path) -> str:
     except ValueError as error:
         raise CommandError(f"{path} is no key of a service account: it isn't JSON") from error
     return text
+
+
+def template_name(text: str, source: str) -> str:
+    """A template's name made of `text`. Raises a usage error about `source` if nothing of it is left."""
+    name = _NOT_IN_NAMES.sub("-", text.lower()).strip("-")
+    if not name:
+        raise usage(f"{source} gives no name for the template", hint="Say one with --name.")
+    return name

@@ -27,6 +27,7 @@ from aenv.cli.build_options import (
     StartOption,
     TagOption,
     registry_login,
+    template_name,
 )
 from aenv.cli.building import build
 from aenv.cli.context import api, run
@@ -35,7 +36,6 @@ from aenv.cli.options import Format, OutputOption, chosen_format
 from aenv.cli.output import print_json, print_line
 from aenv.cli.template_api import RequestedBuild, TemplateApi, Wanted
 
-_NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -117,10 +117,7 @@ def default_name(image: str, path: Path | None) -> tuple[str, Sequence[str]]:
         last, tag = path.resolve().name.partition(".")[0], ""
     else:
         last, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
-    name = _NOT_IN_NAMES.sub("-", last.lower()).strip("-")
-    if not name:
-        raise usage(f"{image!r} gives no name for the template", hint="Say one with --name.")
-    return name, ["default", tag] if _TAG.fullmatch(tag) else ["default"]
+    return template_name(last, repr(image)), ["default", tag] if _TAG.fullmatch(tag) else ["default"]
 
 
 def _archive(path: Path) -> Upload:
